@@ -14,9 +14,10 @@ use std::{
 use prost::Message as _;
 use tidegate::{
     limits::{ConnectionKeys, LimitCall, LimitContent, LimitRefusal, LimitSubjects, RuleGuard, RuleSet},
+    mail::{ConnKey, Mail},
     metrics,
 };
-use tidegate_protocol::{Time, content::Content, id::ConversationId, pb};
+use tidegate_protocol::{Time, content::Content, id::ConversationId, machine::session::SubmitAnswer, pb};
 
 #[path = "../tests/support/manual_shards.rs"]
 mod manual_shards;
@@ -33,6 +34,7 @@ const HOT_PATHS: &[(&str, HotPath)] = &[
     ("send_decode", send_decode),
     ("fan_out", fan_out),
     ("accept_path", accept_path),
+    ("send_path", send_path),
     ("ten_rules", ten_rules),
 ];
 
@@ -84,13 +86,7 @@ fn send_decode(iterations: u64) {
 fn fan_out(iterations: u64) {
     let (mut shards, group) = (ManualShards::new(1, |_, _| {}), harbour());
     let mut members: Vec<TcpStream> = (0..FAN_OUT_MEMBERS)
-        .map(|n| {
-            let mut member = hello(&shards, &format!("m{n}"));
-            shards.accept(0);
-            shards.admit(0, std::slice::from_ref(&group));
-            read_frame(&mut member);
-            member
-        })
+        .map(|n| login(&mut shards, &format!("m{n}"), std::slice::from_ref(&group)))
         .collect();
     let text = "x".repeat(128);
     for seq in 1..=iterations.div_ceil(FAN_OUT_MEMBERS) {
@@ -115,6 +111,27 @@ fn accept_path(iterations: u64) {
         drop(client);
         counted(&mut shards);
         assert_eq!(shards.handles[0].conns(), 0);
+    }
+}
+
+/// Takes a message of 128 bytes through the shard of its sender: read, decided, handed to the log, answered.
+fn send_path(iterations: u64) {
+    let mut shards = ManualShards::new(1, |_, _| {});
+    let mut alice = login(&mut shards, "alice", &[]);
+    let text = "x".repeat(128);
+    for number in 0..iterations {
+        let msg_id = format!("m-{number:09}");
+        let content = Some(Content::text(&text));
+        let send = pb::Send { to_user: "bob".into(), msg_id, content, ..Default::default() };
+        let frame = pb::ClientFrame { id: 2 + number, body: Some(pb::client_frame::Body::Send(send)) };
+        alice.write_all(&frame.encode_length_delimited_to_vec()).expect("a small frame fits");
+        counted(&mut shards);
+        let [record] = &shards.take_sends()[..] else { panic!("one message") };
+        let (key, ticket) = (ConnKey::unpack(record.origin.conn), record.origin.request);
+        let answer = SubmitAnswer::Accepted { seq: 1 + number, time: 1 };
+        shards.post(0, Mail::Answers(vec![(key, ticket, answer)]));
+        counted(&mut shards);
+        read_frame(&mut alice);
     }
 }
 
@@ -197,6 +214,15 @@ fn hello(shards: &ManualShards, user: &str) -> TcpStream {
     let bytes = [b"TG/1\n".to_vec(), frame.encode_length_delimited_to_vec()].concat();
     stream.write_all(&bytes).expect("a small frame fits");
     stream
+}
+
+/// Connects a client, which is a member of these groups, and reads its Welcome.
+fn login(shards: &mut ManualShards, user: &str, groups: &[ConversationId]) -> TcpStream {
+    let mut client = hello(shards, user);
+    shards.accept(0);
+    shards.admit(0, groups);
+    read_frame(&mut client);
+    client
 }
 
 /// Reads one frame and discards it: a varint length, then the payload.

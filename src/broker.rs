@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tidegate_protocol::machine::drain;
+use tidegate_protocol::machine::{drain, presence::PresenceLimits};
 
 use crate::{
     ack_times::AckTimes,
@@ -17,7 +17,10 @@ use crate::{
     budget::Admission,
     bus::NodeFeed,
     clock::wall_ms,
-    cluster::{BanHandler, Cluster, ErasureHandler, PriorityHandler, StormHandler, SuspensionHandler},
+    cluster::{
+        BanHandler, ClosedRoomHandler, Cluster, ErasureHandler, PriorityHandler, StormHandler,
+        SuspensionHandler,
+    },
     connections::Connections,
     conversation::mark_read::Devices,
     delivery::answer_cache::AnswerCache,
@@ -32,6 +35,7 @@ use crate::{
     mail::{ShardHandle, ShardHandles},
     metrics::Metrics,
     peer::Peer,
+    presence::PresenceWatches,
     room::Rooms,
     routes::{DevicePolicy, NodeDescription},
     scratch::Numbers,
@@ -96,6 +100,8 @@ pub struct Settings {
     pub assign_ttl: Duration,
     /// What endpoints of webhooks may be.
     pub webhooks: WebhookPolicy,
+    /// Limits of the watches of who of a conversation is online.
+    pub presence: PresenceLimits,
 }
 
 impl Settings {
@@ -104,8 +110,9 @@ impl Settings {
     pub fn new(small_group_max: usize) -> Self {
         let (description, assign_ttl) = (NodeDescription::default(), Duration::from_secs(10));
         let devices = DevicePolicy::default();
-        let webhooks = WebhookPolicy::default();
-        Self { intake_bytes_max: 1 << 20, devices, small_group_max, description, assign_ttl, webhooks }
+        let (webhooks, presence) = (WebhookPolicy::default(), PresenceLimits::default());
+        let intake_bytes_max = 1 << 20;
+        Self { intake_bytes_max, devices, small_group_max, description, assign_ttl, webhooks, presence }
     }
 }
 
@@ -125,6 +132,8 @@ pub struct Broker {
     pub load: Arc<LoadFigures>,
     /// Live rooms.
     pub rooms: Arc<Rooms>,
+    /// Watches of who of a conversation is online.
+    pub watches: Arc<PresenceWatches>,
     /// Connections of this node and, over the link, of the others.
     pub connections: Arc<Connections>,
     /// Endpoints of webhooks.
@@ -143,6 +152,18 @@ pub struct Broker {
     metrics: Metrics,
 }
 
+/// Adds what puts the entries of the guard in force on this node, but those of webhooks.
+fn put_entries_in_force(cluster: &Cluster, metrics: &Metrics) {
+    let (guard, bans) = (&cluster.guard, Arc::clone(&cluster.bans));
+    let (peers, evidence) = (Arc::clone(&cluster.peers), Arc::clone(&cluster.evidence));
+    guard.add_handler(Arc::new(StormHandler::new(Arc::clone(&cluster.storms))));
+    guard.add_handler(BanHandler::new(bans, peers, Arc::clone(&evidence), metrics.clone()));
+    guard.add_handler(Arc::new(PriorityHandler::new(Arc::clone(&cluster.priorities))));
+    guard.add_handler(SuspensionHandler::new(Arc::clone(&cluster.suspensions), metrics.clone()));
+    guard.add_handler(ClosedRoomHandler::new(Arc::clone(&cluster.closed_rooms), metrics.clone()));
+    guard.add_handler(ErasureHandler::new(evidence));
+}
+
 impl Broker {
     /// Composes a broker, and starts the services for frames that do not pass through the log. Must run in a runtime.
     ///
@@ -150,9 +171,16 @@ impl Broker {
     /// log and the owner reads the outlets itself.
     pub fn assemble(parts: Parts) -> (Arc<Self>, Outlets) {
         let Parts { cluster, peering, numbers, settings, metrics } = parts;
-        let Settings { intake_bytes_max, devices, small_group_max, description, assign_ttl, webhooks } =
-            settings;
-        cluster.guard.add_handler(Arc::new(StormHandler::new(Arc::clone(&cluster.storms))));
+        let Settings {
+            intake_bytes_max,
+            devices,
+            small_group_max,
+            description,
+            assign_ttl,
+            webhooks,
+            presence,
+        } = settings;
+        put_entries_in_force(&cluster, &metrics);
         let (intake, outlets) = Intake::new(intake_bytes_max);
         let local = LocalDelivery::new(&cluster, &metrics);
         let admin = Admin::new(cluster.me.clone(), Arc::clone(&intake), Arc::clone(&local.pending));
@@ -168,16 +196,9 @@ impl Broker {
         supervised::spawn("the watch of storms in rooms", Arc::clone(&rooms).watch_storms());
         let (directory, shards) = (Arc::clone(&local.directory), Arc::clone(&local.handles));
         supervised::spawn("the tallies of rooms", Arc::clone(&rooms).publish_tallies(directory, shards));
-        cluster.guard.add_handler(BanHandler::new(
-            Arc::clone(&cluster.bans),
-            Arc::clone(&cluster.peers),
-            Arc::clone(&cluster.evidence),
-            metrics.clone(),
-        ));
-        cluster.guard.add_handler(Arc::new(PriorityHandler::new(Arc::clone(&cluster.priorities))));
-        let suspensions = SuspensionHandler::new(Arc::clone(&cluster.suspensions), metrics.clone());
-        cluster.guard.add_handler(suspensions);
-        cluster.guard.add_handler(ErasureHandler::new(Arc::clone(&cluster.evidence)));
+        let watches = Arc::new(PresenceWatches::new(presence, metrics.clone()));
+        let reporting = Arc::clone(&watches).run(Arc::clone(&cluster), Arc::clone(&local.handles));
+        supervised::spawn("the presence of conversations", reporting);
         let (store, owned) = (Arc::clone(&cluster.ports.store), Arc::clone(&cluster.owned));
         let webhooks = Arc::new(Webhooks::new(webhooks, store, owned, metrics.clone()));
         cluster.guard.add_handler(EndpointFollower::new(&webhooks));
@@ -194,6 +215,7 @@ impl Broker {
             admin,
             intake,
             rooms,
+            watches,
             webhooks,
             local,
             answer_cache: Arc::default(),

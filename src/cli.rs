@@ -88,6 +88,10 @@ enum Command {
     Kick(api::user::KickArgs),
     /// List, show and change the endpoints of webhooks
     Webhook(api::webhook::WebhookArgs),
+    /// Ban a network, a user or a device
+    Ban(nodes::BanArgs),
+    /// Lift a ban
+    Unban(nodes::UnbanArgs),
     /// List, add or lift bans of networks, users and devices
     Bans(nodes::BansArgs),
     /// Show message storms of groups, or how many messages a group has
@@ -151,6 +155,8 @@ pub fn main() -> ExitCode {
         Command::User(args) => api::user::user(&args),
         Command::Kick(args) => api::user::kick(&args),
         Command::Webhook(args) => api::webhook::webhook(&args),
+        Command::Ban(args) => nodes::ban(&args),
+        Command::Unban(args) => nodes::unban(&args),
         Command::Bans(args) => nodes::bans(&args),
         Command::Storms(args) => nodes::storms::storms(&args),
         Command::Trace(args) => trace::run(&args),

@@ -23,6 +23,7 @@ mod bans;
 mod barrier;
 pub(crate) mod barrier_calls;
 mod blocks;
+mod closed_rooms;
 mod erasures;
 mod follower;
 mod guard;
@@ -40,6 +41,7 @@ pub use bans::BanHandler;
 pub use barrier::PublishedOffsets;
 pub(crate) use blocks::follow_blocks;
 pub use blocks::{BlockVerdict, Blocks};
+pub use closed_rooms::{CLOSED_ROOMS_MAX, ClosedRoomHandler, ClosedRooms};
 pub use erasures::ErasureHandler;
 pub use follower::{FOLLOW_INTERVAL, Followed, FollowedPage, Follower, GUARD_STALE_AFTER, guard_page};
 pub(crate) use guard::follow_guard;
@@ -80,6 +82,8 @@ pub struct Cluster {
     pub bans: Arc<BanBoard>,
     /// Priorities of users in live rooms that are in force on this node.
     pub priorities: Arc<Priorities>,
+    /// Live rooms that are closed, as this node knows them.
+    pub closed_rooms: Arc<ClosedRooms>,
     /// Suspensions in force on this node.
     pub suspensions: Arc<SuspensionBoard>,
     /// Security events and scores of this node.
@@ -108,6 +112,7 @@ impl Cluster {
             evidence: Arc::new(EvidenceBoard::new(Arc::clone(&bans))),
             bans,
             priorities: Arc::default(),
+            closed_rooms: Arc::default(),
             suspensions: Arc::default(),
             storms: Arc::default(),
         }

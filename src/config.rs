@@ -32,6 +32,7 @@ pub use self::{
     assign::AssignConfig,
     auth::AuthConfig,
     drain::DrainConfig,
+    file::without_values,
     guard::{EvidenceConfig, LimitsConfig, OverloadConfig, RoomsConfig, StormConfig},
     hooks::{AllowAction, HooksConfig},
     link::LinkConfig,
@@ -260,6 +261,9 @@ pub struct FaultConfig {
     /// Newest version of the ledger's rules that the node claims to know, as an earlier release would. 0: all of
     /// them. Rejected by release builds.
     pub rules_max: u32,
+    /// Time after which a failing event of a webhook is set aside while others succeed, instead of `asideAfterMs` of its
+    /// endpoint, in ms. 0: that of the endpoint. Rejected by release builds.
+    pub webhook_aside_ms: u64,
 }
 
 impl Default for NodeConfig {
@@ -358,7 +362,10 @@ impl Config {
     ///
     /// # Errors
     /// The sources can't be parsed.
-    fn read(file: Option<&std::path::Path>, sets: &[String]) -> Result<(Self, Vec<String>), ConfigError> {
+    pub(crate) fn read(
+        file: Option<&std::path::Path>,
+        sets: &[String],
+    ) -> Result<(Self, Vec<String>), ConfigError> {
         let mut builder = config::Config::builder();
         if let Some(file) = file {
             file::check(file)?;
@@ -376,14 +383,13 @@ impl Config {
                 .set_override(key.trim(), parse_value(value.trim()))
                 .map_err(|error| ConfigError(vec![format!("--set {set}: {error}")]))?;
         }
-        let raw =
-            builder.build().map_err(|error| ConfigError(vec![file::without_values(&error.to_string())]))?;
+        let raw = builder.build().map_err(|error| ConfigError(vec![without_values(&error.to_string())]))?;
         let (raw, mistyped) = mistyped::split_mistyped(raw.cache);
         let mut problems: Vec<String> = mistyped.iter().map(mistyped::Mistyped::problem).collect();
         let parsed: Result<Self, _> = serde_ignored::deserialize(raw, |path| {
             problems.push(format!("{path}: no such key{}", nearest(&path.to_string())));
         });
-        let parsed = parsed.map_err(|error| ConfigError(vec![file::without_values(&error.to_string())]))?;
+        let parsed = parsed.map_err(|error| ConfigError(vec![without_values(&error.to_string())]))?;
         let mut values = Vec::new();
         parsed.check(&mut values);
         problems.extend(values.into_iter().filter(|it| !mistyped.iter().any(|key| key.is_named_in(it))));

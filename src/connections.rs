@@ -5,7 +5,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join_all};
 use tidegate_protocol::id::UserId;
 use tokio::{sync::oneshot, time::timeout};
 
@@ -75,8 +75,8 @@ pub struct ConnectionList {
 
 /// Outcome of an order over several nodes.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct ClosedConnections {
-    /// Number of connections that were closed.
+pub struct OrderOutcome {
+    /// Number of connections for which the order was carried out.
     pub count: u64,
     /// Nodes that did not answer.
     pub silent: Vec<NodeBoot>,
@@ -235,17 +235,37 @@ impl Connections {
     }
 
     /// Closes connections on all nodes, or on one.
-    pub async fn close(&self, order: &CloseOrder, only: Option<&NodeBoot>) -> ClosedConnections {
+    pub async fn close(&self, order: &CloseOrder, only: Option<&NodeBoot>) -> OrderOutcome {
         let is_asked = |run: &NodeBoot| only.is_none_or(|only| only == run);
-        let here = async {
-            if is_asked(&self.cluster.me) { Some(self.close_here(order.clone()).await) } else { None }
-        };
+        let here = is_asked(&self.cluster.me).then(|| self.close_here(order.clone()));
         let others: Vec<NodeBoot> = self.others().into_iter().filter(is_asked).collect();
         let link = &self.cluster.ports.link;
-        let calls = others.iter().map(|run| in_time(link.close_connections(run, order.clone())));
-        let (here, answers) = tokio::join!(here, join_all(calls));
-        let own = here.into_iter().map(|answer| (self.cluster.me.clone(), answer));
-        sum(own.chain(others.into_iter().zip(answers)))
+        self.on_nodes(here, &others, |run| link.close_connections(run, order.clone())).await
+    }
+
+    /// Carries an order out on this node, unless `here` is `None`, and on others at once; returns the sum.
+    async fn on_nodes<'a, F>(
+        &self,
+        here: Option<impl Future<Output = Result<u64, LinkError>>>,
+        others: &'a [NodeBoot],
+        there: impl Fn(&'a NodeBoot) -> F,
+    ) -> OrderOutcome
+    where
+        F: Future<Output = Result<u64, LinkError>>,
+    {
+        let calls = join_all(others.iter().map(|run| in_time(there(run))));
+        let (here, answers) = tokio::join!(OptionFuture::from(here), calls);
+        let own = here.into_iter().map(|answer| (&self.cluster.me, answer));
+        let mut outcome = OrderOutcome::default();
+        for (run, answer) in own.chain(others.iter().zip(answers)) {
+            match answer {
+                Ok(count) => outcome.count = outcome.count.saturating_add(count),
+                // The run has ended, and its connections with it.
+                Err(LinkError::NotHere) => {}
+                Err(error) => outcome.silent.push(noted(run.clone(), &error)),
+            }
+        }
+        outcome
     }
 
     /// Returns the run of that name, if it may have connections.
@@ -299,19 +319,6 @@ async fn users_of_shard(shard: &ShardHandle, network: &Network) -> HashSet<UserI
 async fn in_time<T>(call: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
     let late = |_| Err(LinkError::Unknown("no reply in time".to_owned()));
     timeout(CALL_TIMEOUT, call).await.unwrap_or_else(late)
-}
-
-fn sum(answers: impl Iterator<Item = (NodeBoot, Result<u64, LinkError>)>) -> ClosedConnections {
-    let mut closed = ClosedConnections::default();
-    for (run, answer) in answers {
-        match answer {
-            Ok(count) => closed.count = closed.count.saturating_add(count),
-            // The run has ended, and its connections with it.
-            Err(LinkError::NotHere) => {}
-            Err(error) => closed.silent.push(noted(run, &error)),
-        }
-    }
-    closed
 }
 
 fn noted(run: NodeBoot, error: &LinkError) -> NodeBoot {

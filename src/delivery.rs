@@ -10,5 +10,6 @@ pub mod peer_queue;
 pub mod pending;
 pub(crate) mod push;
 pub mod router;
+pub mod signals;
 pub(crate) mod trace_steps;
 mod user_sessions;

@@ -78,7 +78,8 @@ impl EventPublisher {
                 | What::OrderBlocked(..)
                 | What::Audit(_)
                 | What::Storm(_)
-                | What::Security(_) => None,
+                | What::Security(_)
+                | What::Node(_) => None,
             });
             self.confirm_departures(departures.collect()).await;
             self.events.confirm(batch.len());

@@ -1,5 +1,5 @@
-//! Event recorder of a node: online, offline, read marks, blocked chains, the audit log, storms and security events
-//! (`docs/events.md`). The module `event_publisher` publishes the recorded events.
+//! Event recorder of a node: online, offline, read marks, blocked chains, the audit log, storms, security events and
+//! changes of the cluster (`docs/events.md`). The module `event_publisher` publishes the recorded events.
 //!
 //! A recorded event goes into a [`Ring`] that followers of this node read, and into a queue for the topic. Recording
 //! takes a short lock and never waits. An offline event stays pending until it is published: the list entry of its row
@@ -21,12 +21,14 @@ use tokio::{sync::Notify, time::Instant};
 mod body;
 mod cloud;
 mod eventing;
+mod node;
 mod ring;
 mod security;
 mod storm;
 
-pub(crate) use body::content_json;
+pub(crate) use body::{content_json, put_author};
 pub use eventing::{AnnouncedRoutes, DEPARTURE_RECHECK_DELAY, Sorted, sort};
+pub use node::{NODE_EVENT_TYPES, NodeChange, NodeNotice};
 pub use ring::{Cursor, EventsPage, Ring};
 pub use security::{SECURITY_ROWS_MAX, SecurityNotice};
 pub use storm::StormNotice;
@@ -34,7 +36,7 @@ pub use storm::StormNotice;
 use crate::{
     audit::AuditEntry,
     clock::wall_ms,
-    routes::{Route, Token},
+    routes::{NodeBoot, Route, Token},
 };
 
 /// Approximate memory of a queued event; its ids are shared.
@@ -42,6 +44,9 @@ const EVENT_BYTES: usize = 256;
 
 /// Memory of the events kept for followers.
 const RING_BYTES: usize = 1 << 20;
+
+/// Memory of the changes of the cluster kept for streams.
+const NODE_RING_BYTES: usize = 1 << 16;
 
 /// Limit on the rows scheduled for a lookup; departures beyond it are found when the run is swept.
 const SCHEDULED_LOOKUPS_MAX: usize = 1 << 16;
@@ -78,11 +83,13 @@ pub enum What {
     Storm(Arc<StormNotice>),
     /// Security events of a second.
     Security(Arc<SecurityNotice>),
+    /// Change of the cluster.
+    Node(Arc<NodeNotice>),
 }
 
 impl Event {
     /// Returns the user of the event, the caller of the admin port, the conversation of a storm, or the node of security
-    /// events; the topic is partitioned by it.
+    /// events and of changes of the cluster; the topic is partitioned by it.
     pub fn subject(&self) -> String {
         match &self.what {
             What::Online(route, _) | What::Offline(route) | What::OrderBlocked(route, _) => {
@@ -92,6 +99,15 @@ impl Event {
             What::Audit(entry) => entry.subject().to_string(),
             What::Storm(notice) => notice.id.conversation.to_string(),
             What::Security(notice) => notice.node.clone(),
+            What::Node(notice) => notice.change.run().node.to_string(),
+        }
+    }
+
+    /// Returns the type of the event, if it is a change of the cluster.
+    pub fn node_kind(&self) -> Option<&'static str> {
+        match &self.what {
+            What::Node(notice) => Some(notice.change.kind()),
+            _ => None,
         }
     }
 
@@ -101,6 +117,7 @@ impl Event {
             What::Audit(entry) => EVENT_BYTES + entry.bytes(),
             What::Storm(notice) => EVENT_BYTES + notice.bytes(),
             What::Security(notice) => EVENT_BYTES + notice.bytes(),
+            What::Node(_) => EVENT_BYTES + node::NOTICE_BYTES,
             _ => EVENT_BYTES,
         }
     }
@@ -110,6 +127,9 @@ impl Event {
 pub struct Events {
     source: String,
     ring: Ring,
+    /// Changes of the cluster, which are in the other ring, too.
+    node_ring: Ring,
+    node_notices: AtomicU64,
     queue_bytes_max: usize,
     state: Mutex<State>,
     nonempty: Notify,
@@ -153,6 +173,8 @@ impl Events {
         Self {
             source: source.into(),
             ring: Ring::new(boot, RING_BYTES),
+            node_ring: Ring::new(boot, NODE_RING_BYTES),
+            node_notices: AtomicU64::new(0),
             queue_bytes_max,
             state: Mutex::default(),
             nonempty: Notify::new(),
@@ -166,6 +188,11 @@ impl Events {
     /// Returns the events that this node recorded last.
     pub fn ring(&self) -> &Ring {
         &self.ring
+    }
+
+    /// Returns the changes of the cluster that this node noticed last.
+    pub fn node_ring(&self) -> &Ring {
+        &self.node_ring
     }
 
     /// Returns the source of the events.
@@ -265,11 +292,41 @@ impl Events {
         self.record(What::Security(Arc::new(notice)));
     }
 
+    /// Records a change of the cluster that the run `by` noticed. One that another node publishes is kept for followers
+    /// only.
+    pub fn node(&self, by: &NodeBoot, change: NodeChange) {
+        let number = self.node_notices.fetch_add(1, Ordering::Relaxed) + 1;
+        let notice = NodeNotice { by: by.clone(), number, change };
+        let is_published = notice.is_published();
+        let event = self.keep(What::Node(Arc::new(notice)));
+        self.node_ring.push(Arc::clone(&event));
+        if is_published {
+            self.queue(event);
+        }
+    }
+
+    /// Returns whether changes of the cluster were recorded, the first of which is that this run has joined. A single node has
+    /// none.
+    pub fn has_node_changes(&self) -> bool {
+        self.node_notices.load(Ordering::Relaxed) > 0
+    }
+
     /// Records an event; returns false if the queue for the topic is full.
     fn record(&self, what: What) -> bool {
+        let event = self.keep(what);
+        self.queue(event)
+    }
+
+    /// Keeps an event for followers.
+    fn keep(&self, what: What) -> Arc<Event> {
         let event = Arc::new(Event { at_ms: wall_ms(), what });
         self.recorded.fetch_add(1, Ordering::Relaxed);
         self.ring.push(Arc::clone(&event));
+        event
+    }
+
+    /// Queues an event for the topic, if there is one; returns false if the queue is full.
+    fn queue(&self, event: Arc<Event>) -> bool {
         if self.queue_bytes_max == 0 {
             return true;
         }

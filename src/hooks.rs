@@ -7,7 +7,7 @@
 
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -26,6 +26,7 @@ mod login;
 mod reason;
 mod share;
 mod signing;
+mod started;
 mod transport;
 mod webhook;
 
@@ -54,6 +55,7 @@ use crate::{
     config::HooksConfig,
     live::Live,
     metrics::Metrics,
+    private,
 };
 
 /// Hooks of one configuration.
@@ -73,11 +75,10 @@ impl HookSet {
         if !config.is_on() {
             return Ok(Self::default());
         }
-        let at = |key: &str, file: &PathBuf, error: io::Error| {
-            io::Error::new(error.kind(), format!("{key}: {} can't be used: {error}", file.display()))
-        };
-        let signer = Signer::read(&config.secret_file);
-        let signer = Arc::new(signer.map_err(|error| at("hooks.secret_file", &config.secret_file, error))?);
+        let signer = Signer::read(&config.secret_file).map_err(|error| {
+            io::Error::new(error.kind(), private::unusable("hooks.secret_file", &config.secret_file, error))
+        });
+        let signer = Arc::new(signer?);
         let client = |url: &str, timeout_ms: u64, answer_bytes_max, service| {
             let settings = ClientSettings {
                 timeout: Duration::from_millis(timeout_ms),
@@ -86,7 +87,7 @@ impl HookSet {
                 answer_bytes_max,
             };
             let client = HookClient::new(url, &config.ca_file, Arc::clone(&signer), settings, service);
-            client.map_err(|error| at("hooks.ca_file", &config.ca_file, error))
+            client.map_err(|error| io::Error::new(error.kind(), format!("hooks.ca_file: {error}")))
         };
         let login = match config.login_url.as_str() {
             "" => None,

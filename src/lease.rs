@@ -14,12 +14,14 @@ use tokio::{
 
 use crate::{
     cluster::Cluster,
+    events::NodeChange,
     mail::ShardHandle,
     metrics::Metrics,
     routes::{DevicePolicy, Lease, NodeBoot, NodeInfo, NodeState, PartitionLag, Retire, Routes, RoutesError},
     supervised,
 };
 
+mod changes;
 mod isolation;
 mod reaper;
 mod reassert;
@@ -27,6 +29,7 @@ mod view;
 
 pub use self::reaper::reap;
 use self::{
+    changes::{ClusterChanges, OwnState},
     isolation::Isolation,
     reassert::{ReassertTask, RouteLosses},
     view::ClusterView,
@@ -65,6 +68,7 @@ pub struct NodeLease {
     on_peers: OnPeers,
     metrics: Metrics,
     view: ClusterView,
+    changes: ClusterChanges,
     isolation: Isolation,
     losses: Arc<RouteLosses>,
     /// Number of the last request for a recheck that was carried out.
@@ -94,6 +98,7 @@ impl NodeLease {
         };
         Self {
             view: ClusterView::new(cluster.me.clone(), lease),
+            changes: ClusterChanges::default(),
             isolation: Isolation::new(lease),
             cluster,
             describe: Box::new(describe),
@@ -190,6 +195,8 @@ impl NodeLease {
     async fn renew(&mut self) -> Result<(), RoutesError> {
         let info = NodeInfo { asserting: self.losses.are_pending(), ..(self.describe)() };
         let routes = Arc::clone(&self.cluster.ports.routes);
+        // A single node has no cluster that changes.
+        let is_clustered = !info.peer_address.is_empty();
         let state = info.state;
         self.view.on_renewal_sent();
         let renewals = call_routes(routes.renew(&info)).await?;
@@ -217,6 +224,12 @@ impl NodeLease {
         let lags = self.cluster.peers.lags();
         lags.update(snapshot.partition_lags().chain(mine), Instant::now());
         self.metrics.archive_behind.set(lags.count() as f64);
+        if is_clustered {
+            let me = OwnState { run: &self.cluster.me, state, owns: &info.owns };
+            for change in self.changes.take(&snapshot, self.view.silent_runs(), &me) {
+                self.cluster.events.node(me.run, change);
+            }
+        }
         (self.on_peers)(snapshot.addresses());
         self.cluster.peers.set(snapshot);
         while self.reaper.try_join_next().is_some() {}
@@ -255,6 +268,9 @@ pub async fn leave(cluster: &Cluster) {
         reaper::sweep(cluster, &cluster.me, reaper::Departures::Leave).await
     };
     let left = timeout(RETIRE_TIMEOUT, left).await;
+    if cluster.events.has_node_changes() {
+        cluster.events.node(&cluster.me, NodeChange::Left(cluster.me.clone()));
+    }
     // Read marks are published now, although they are normally coalesced for longer.
     cluster.events.tell_reads();
     if timeout(EVENTS_TIMEOUT, cluster.events.quiet()).await.is_err() {

@@ -7,9 +7,9 @@
 //! | 6 | [`partition`], [`shard`] | owners of partitions: ledger, archive, publish; threads with their own connections |
 //! | 5 | [`conversation`], [`login`], [`peer`], [`waiting`] | queries, marks and changes by users; logins; calls from other nodes; notices that messages wait |
 //! | 4 | [`ingest`], [`large_group`], [`event_publisher`], [`webhooks`] | appending sends to the log; groups with members on many nodes; CloudEvents; delivery of the feed to endpoints |
-//! | 3 | [`connections`], [`delivery`], [`guard`], [`room`] | connections of users over all nodes: list, close, revoke; pushes and replies to shards and peers; rules that all nodes share; live rooms |
+//! | 3 | [`connections`], [`delivery`], [`guard`], [`presence`], [`room`] | connections of users over all nodes: list, close, revoke; pushes and replies to shards and peers; rules that all nodes share; who of a conversation is online; live rooms |
 //! | 2 | [`bus`], [`store`], [`embedded`], [`ports`], [`cluster`], [`mail`], [`assign`], `ack_times` | durable ports, and the disk under them; the five ports together; the ports with what a node knows of the others; messages to shards; assignment of clients; times from send to ack |
-//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`audit`], [`auth`], `backoff`, [`bans`], [`breaker`], [`budget`], `clock`, [`config`], [`directory`], [`events`], [`evidence`], [`figures`], [`hooks`], [`inline`], [`keys`], [`limiter`], [`limits`], [`live`], [`load`], `log_limit`, [`metrics`], [`net`], [`networks`], [`priorities`], [`private`], `queue_set`, [`redis`], [`revocation`], [`room_rules`], [`room_tallies`], [`storms`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
+//! | 1 | [`routes`], [`scratch`], [`link`], [`fault`], [`audit`], [`auth`], `backoff`, [`bans`], [`breaker`], [`budget`], `clock`, [`config`], [`directory`], [`entry_board`], [`events`], [`evidence`], [`figures`], [`hooks`], [`inline`], [`keys`], [`limiter`], [`limits`], [`live`], [`load`], `log_limit`, [`metrics`], [`net`], [`networks`], [`priorities`], [`private`], `queue_set`, [`redis`], [`revocation`], [`room_rules`], [`room_tallies`], [`storms`], [`supervised`], [`trace`] | ports that may lose what they hold; leaves |
 
 pub mod accept;
 mod ack_times;
@@ -33,6 +33,7 @@ pub mod delivery;
 pub mod directory;
 pub mod drain;
 pub mod embedded;
+pub mod entry_board;
 pub mod event_publisher;
 pub mod events;
 pub mod evidence;
@@ -60,6 +61,7 @@ pub mod node;
 pub mod partition;
 pub mod peer;
 pub mod ports;
+pub mod presence;
 pub mod priorities;
 pub mod private;
 mod queue_set;

@@ -33,7 +33,7 @@ pub use self::{
     acks::{ACK_QUERIES_MAX, AckQuery, DEVICES_PER_QUERY_MAX, DeviceAck},
     best_effort::BestEffortQueues,
     connections::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, Selected},
-    rooms::{RoomCount, RoomMember, RoomsPage, RoomsQuery},
+    rooms::{RoomCount, RoomMember, RoomRemoval, RoomsPage, RoomsQuery},
 };
 pub use grpc::{GrpcLink, LinkFiles, Listener, Secret, Settings, Tls, TlsMode};
 pub use local::LocalLink;
@@ -377,7 +377,7 @@ pub trait Link: Send + Sync {
     }
 
     /// Returns connections of the peer: the first of the order that the query names, and their number. A handler without
-    /// connections, and a node of an older version, return an error; so it is with the next four calls.
+    /// connections, and a node of an older version, return an error; so it is with the next five calls.
     async fn connections(
         &self,
         _to: &NodeBoot,
@@ -399,6 +399,11 @@ pub trait Link: Send + Sync {
 
     /// Closes connections of the peer, each one once; returns how many this call has closed.
     async fn close_connections(&self, _to: &NodeBoot, _order: CloseOrder) -> Result<u64, LinkError> {
+        Err(no_connections())
+    }
+
+    /// Removes connections of the peer from a live room; returns how many this call has removed.
+    async fn remove_from_room(&self, _to: &NodeBoot, _removal: RoomRemoval) -> Result<u64, LinkError> {
         Err(no_connections())
     }
 

@@ -16,6 +16,8 @@ mod json;
 mod lines;
 mod output;
 
+#[cfg(test)]
+pub(crate) use self::lines::tests::written;
 pub(crate) use self::output::{announce, filter, limit_panics, set_filter, set_node, start};
 
 /// Time from which all limits count.

@@ -27,6 +27,7 @@ mod delivery;
 mod handle;
 
 pub use connections::ConnectionOrder;
+pub use delivery::PresenceFrame;
 pub use handle::{Mailbox, ShardHandle, mailbox};
 
 use crate::{
@@ -56,7 +57,7 @@ const ROOM_BYTES_DIVISOR: usize = 4;
 const ENTRY_BYTES: usize = 64;
 
 /// Key of one connection, unique on this node while the process lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnKey {
     /// Index of its shard.
     pub shard: u8,
@@ -144,6 +145,8 @@ pub enum QueryResult {
     Ruled(Code, Arc<AppReason>),
     /// Refused with a reason in words.
     Refused(Code, String),
+    /// Watch of a conversation with this number of members, which begins when it is answered.
+    Watch(ConversationId, usize),
 }
 
 /// Decision about a request that waited for it.
@@ -266,6 +269,8 @@ pub enum Mail {
     RoomLoss(ConversationId, u64),
     /// Volatile frame.
     Signal(Volatile),
+    /// Report of who of a conversation is online.
+    Presence(PresenceFrame),
     /// Size of a group, or why the lookup failed; for a volatile frame that the connection sent under this request id.
     GroupSize(ConnKey, u64, Volatile, Result<GroupSize, (Code, &'static str)>),
     /// Numbers for messages of a room and the nodes with members, or why there are no numbers.
@@ -443,6 +448,7 @@ impl Mail {
             Self::QueryDone(_, Ok(QueryResult::Positions(positions, _))) => positions.len() * ENTRY_BYTES,
             Self::Reassert(Reassert::Settle(routes)) => routes.len() * 3 * ENTRY_BYTES,
             Self::Signal(signal) | Self::GroupSize(_, _, signal, _) => signal.weight(),
+            Self::Presence(report) => report.weight(),
             Self::QueryDone(..)
             | Self::TokenChecked(..)
             | Self::LoginDone(..)

@@ -35,6 +35,7 @@ mod reload;
 mod settings;
 mod startup_wait;
 
+pub(crate) use self::files::problems as file_problems;
 use self::{
     access::AdminFiles,
     api_ports::{ApiPort, serve_apis},
@@ -228,12 +229,12 @@ impl Node {
             certificates::watched_ports(clients.as_ref(), sockets.admin.1.as_ref(), link.as_deref());
         certificates::watch(watched, metrics.clone());
         let parts = Parts { cluster, peering, numbers, settings, metrics: metrics.clone() };
-        let (running, newcomers, live) =
+        let (running, newcomers, shards) =
             RunningBroker::start(parts, config, verifier, hooks, owners, link.as_deref(), start)?;
         let broker = &running.broker;
         let memory = memory::watch(&admission, broker, cache, metrics.clone(), &config.limits);
         supervised::spawn("the memory watch", memory);
-        supervised::spawn("the load watch", load::watch(broker, config, live.rules(), start));
+        supervised::spawn("the load watch", load::watch(broker, config, shards.rules(), start));
         let drainer = broker.start_drainer(config.drain_settings(), start, &admission);
         services.block_on(broker.connections.load_revocations()).context("the revocations can't be read")?;
         services.block_on(broker.cluster.load_guard());
@@ -248,11 +249,11 @@ impl Node {
         let limits =
             AcceptLimits { admission: Arc::clone(&admission), screen: AcceptScreen { bans, evidence } };
         let acceptor = start_acceptor(config, client, limits, newcomers, policy, clients, metrics)?;
-        let gate = files.gate(config, broker, Arc::clone(live.rules()));
+        let gate = files.gate(config, broker, Arc::clone(shards.rules()));
         let (cluster, drain) = (Arc::clone(&broker.cluster), Arc::clone(&drainer));
-        let admitting = Arc::clone(&admission);
+        let (admitting, webhooks) = (Arc::clone(&admission), Arc::clone(&broker.webhooks));
         let parts =
-            LiveParts { shards: live, admission: admitting, first_bytes, drainer: drain, gate, cluster };
+            LiveParts { shards, admission: admitting, first_bytes, drainer: drain, gate, cluster, webhooks };
         let reloader = Reloader::new(loaded, parts);
         let api = api(config, &token_key, broker, admission, &drainer, rendered, &reloader)?;
         let apis = serve_apis(sockets.admin, sockets.monitor, api)?;
@@ -457,7 +458,7 @@ fn api(
     let counts = broker.metrics();
     let stats = StatsFeed::new(Arc::clone(&broker.cluster), metrics.clone(), counts, directory, ack_times);
     let store = &broker.cluster.ports.store;
-    let event_streams = EventStreams::new(store, broker.cluster.events.source(), broker.metrics());
+    let event_streams = EventStreams::new(store, &broker.cluster.events, broker.metrics());
     let tools = || Arc::new(DevTools { token_key: token_key.to_vec(), cutter: broker.cutter() });
     Ok(Api {
         admin: broker.admin.clone(),

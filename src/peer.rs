@@ -23,7 +23,7 @@ use crate::{
     link::{
         AckQuery, Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
         ConnectionPage, ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush,
-        PublishedMark, RoomsPage, RoomsQuery, RoutedSession, Target,
+        PublishedMark, RoomRemoval, RoomsPage, RoomsQuery, RoutedSession, Target,
     },
     log_limit::log_limited,
     mail::{self, Audience, ConnKey, Mail, ShardHandles},
@@ -308,6 +308,10 @@ impl Link for Peer {
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
         self.connections_of(to)?.close_here(order).await
+    }
+
+    async fn remove_from_room(&self, to: &NodeBoot, removal: RoomRemoval) -> Result<u64, LinkError> {
+        self.connections_of(to)?.remove_from_room_here(removal).await
     }
 
     async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {

@@ -1,9 +1,12 @@
 //! Files and directories closed to other accounts of the machine: data directory, exports and files with secrets.
 
 use std::{
+    fmt::Display,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::{
+        DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
+    },
     path::Path,
 };
 
@@ -188,6 +191,24 @@ fn is_shared(path: &Path) -> io::Result<bool> {
         }
     }
     Ok(false)
+}
+
+/// Returns the error about a file of a setting, in the form of all: setting, file, reason with its cure.
+pub fn unusable(setting: &str, file: &Path, why: impl Display) -> String {
+    format!("{setting}: {} can't be used: {why}", file.display())
+}
+
+/// Refuses a pipe, for files that are read more than once: the second read of one is empty.
+///
+/// # Errors
+/// The file is a pipe; the text names the cure.
+pub fn refuse_pipe(file: &Path) -> io::Result<()> {
+    match fs::metadata(file) {
+        Ok(about) if about.file_type().is_fifo() => {
+            Err(io::Error::other("it is a pipe, which can be read only once; name a file"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads a file with a secret. Group read access is allowed, as in containers (mode 440 and `fsGroup`).

@@ -2,7 +2,7 @@
 //!
 //! No other thread touches a connection's state. A turn has a fixed order: ready connections, mail,
 //! new connections, drain and room numbers, fan-out in slices, flush of touched connections, hand-over of the turn's
-//! sends and logins, signals, sweep. No step awaits, and none reads a clock.
+//! sends and logins, signals and presence, sweep. No step awaits, and none reads a clock.
 
 mod actions;
 mod close;
@@ -84,6 +84,7 @@ pub struct Shard<I: Io> {
     newcomers: Newcomers<I::Arrival>,
     ban_scan: actions::bans::BanScan,
     priority_scan: actions::priorities::PriorityScan,
+    closing_rooms: actions::closed_rooms::ClosingRooms,
     mailbox: Mailbox,
     conns: Conns<I::Stream>,
     hub: Hub,
@@ -112,6 +113,8 @@ pub struct Shard<I: Io> {
     room_queue: room_send::RoomQueue,
     /// Volatile frames to write at the end of a turn.
     signals: VecDeque<crate::mail::Volatile>,
+    /// Reports of presence to write at the end of a turn.
+    presence: VecDeque<crate::mail::PresenceFrame>,
     /// Traced pushes without an ack; usually empty.
     unacked_traces: VecDeque<trace_steps::UnackedTrace>,
     /// Number of frames read this turn, for the metrics.
@@ -181,6 +184,7 @@ impl<I: Io> Shard<I> {
             newcomers,
             ban_scan: actions::bans::BanScan::default(),
             priority_scan: actions::priorities::PriorityScan::default(),
+            closing_rooms: actions::closed_rooms::ClosingRooms::default(),
             mailbox,
             conns: Conns::new(),
             hub,
@@ -196,6 +200,7 @@ impl<I: Io> Shard<I> {
             missed: BTreeMap::new(),
             room_queue: room_send::RoomQueue::default(),
             signals: VecDeque::new(),
+            presence: VecDeque::new(),
             unacked_traces: VecDeque::new(),
             frames_in: 0,
             now: Time::ZERO,
@@ -236,8 +241,10 @@ impl<I: Io> Shard<I> {
             || !self.own_mail.is_empty()
             || !self.dirty.is_empty()
             || !self.signals.is_empty()
+            || !self.presence.is_empty()
             || self.ban_scan.is_running()
             || self.priority_scan.is_running()
+            || self.closing_rooms.is_running()
             || self.held.iter().any(|slot| self.is_released(*slot));
         // What another shard answers releases sends here.
         let backlog = !self.batch.is_empty() || !self.logins.is_empty() || !self.held.is_empty();
@@ -278,10 +285,11 @@ impl<I: Io> Shard<I> {
         self.visit_conns(ready);
         // 2. Mail. It precedes new connections, so that the end of a drain precedes those admitted after it.
         self.handle_mail(MAIL_BUDGET);
-        // 3. New connections, new bans and priorities, the drain, and numbers for room messages.
+        // 3. New connections, new bans, priorities and closed rooms, the drain, and numbers for room messages.
         self.take_newcomers(NEWCOMERS_BUDGET);
         self.apply_bans();
         self.apply_priorities();
+        self.apply_closed_rooms();
         self.advance_drain();
         self.number_posts();
         // 4. Fan-out.
@@ -293,8 +301,9 @@ impl<I: Io> Shard<I> {
         }
         // 6. Hand-over of this turn's sends and logins.
         self.submit_turn();
-        // 7. Signals, to connections with nothing else to write.
+        // 7. Signals and presence, to connections with nothing else to write.
         self.write_signals();
+        self.write_presence();
         // 8. Deadlines.
         if self.now >= self.next_tick && self.has_caught_up(is_complete) {
             self.next_tick = self.now + SWEEP_INTERVAL;

@@ -86,7 +86,7 @@ pub struct MemberView {
     pub member: Member,
     /// Earlier stays of the user, oldest first.
     pub stays: Vec<Stay>,
-    /// Read and cleared positions and hidden entries.
+    /// Read and cleared positions, hidden entries, preference and bound.
     pub level: UserState,
 }
 
@@ -377,7 +377,7 @@ pub trait Store:
         conversation: &ConversationId,
     ) -> Result<Option<u64>, StoreError>;
 
-    /// Applies changes to users' personal states ([`UserState::apply`]); marks only move forward.
+    /// Applies changes to users' personal states ([`UserState::apply`]); marks only move forward, bounds both ways.
     ///
     /// On return the changes are visible to every read and as durable as an archive. Reads may see them slightly
     /// earlier, so a call that changes nothing returns only when everything already visible is durable.

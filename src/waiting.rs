@@ -7,7 +7,9 @@
 //!
 //! **Memory.** An endpoint with notices holds at most [`tidegate_protocol::machine::waiting::WAITING_MAX`] of them, those of
 //! one page more, and [`tidegate_protocol::machine::waiting::RECENT_MAX`] pairs of user and conversation, about 25 MiB at
-//! the most, on each node. A round has at most [`tidegate_protocol::machine::waiting::ROUND_MAX`] notices.
+//! the most, on each node. A round has at most [`tidegate_protocol::machine::waiting::ROUND_MAX`] notices. Contents of messages
+//! are held only while they are read, [`crate::webhooks::REQUEST_BYTES_MAX`] or one message at a time: for a page, and for
+//! each request that has a permit. What stays of them is mentions and previews, both of a bounded length.
 
 mod cursor;
 mod due;
@@ -27,7 +29,7 @@ use crate::{
     cluster::{Cluster, OwnedFeeds},
     connections::Connections,
     store::{Store, StoreError},
-    webhooks::{EndpointCompanion, FoundEntry, WebhookPermits, WebhookPlan, read_entries},
+    webhooks::{EndpointCompanion, FoundEntry, NoticeStatus, WebhookPermits, WebhookPlan, read_entries},
 };
 
 /// Sender of notices of a node, for all endpoints that want some.
@@ -48,17 +50,27 @@ impl WaitingNotices {
     }
 }
 
-/// Reads what all of the events are about; `None` if the store lacks an entry: it fell back to an older state.
-async fn read_all(store: &dyn Store, events: &[WebhookEvent]) -> Result<Option<Vec<FoundEntry>>, StoreError> {
-    let mut found = Vec::with_capacity(events.len());
-    while found.len() < events.len() {
+/// Reads what the events are about, and returns what `take` makes of each, with its place. Contents are held for a part of
+/// them at a time. `None` if the store lacks an entry: it fell back to an older state.
+async fn read_each<T>(
+    store: &dyn Store,
+    events: &[WebhookEvent],
+    mut take: impl FnMut(usize, FoundEntry) -> T,
+) -> Result<Option<Vec<T>>, StoreError> {
+    let mut taken = Vec::with_capacity(events.len());
+    while taken.len() < events.len() {
         // At least one is read each time.
-        match read_entries(store, &events[found.len()..]).await? {
-            Some(more) if !more.is_empty() => found.extend(more),
+        match read_entries(store, &events[taken.len()..]).await? {
+            Some(more) if !more.is_empty() => {
+                for found in more {
+                    let one = take(taken.len(), found);
+                    taken.push(one);
+                }
+            }
             _ => return Ok(None),
         }
     }
-    Ok(Some(found))
+    Ok(Some(taken))
 }
 
 #[async_trait]
@@ -68,9 +80,10 @@ impl EndpointCompanion for WaitingNotices {
         owned: watch::Receiver<OwnedFeeds>,
         plans: watch::Receiver<Arc<WebhookPlan>>,
         permits: Arc<WebhookPermits>,
+        status: watch::Sender<NoticeStatus>,
     ) {
         let plan = Arc::clone(&plans.borrow());
-        Notifier::new(self, plan, permits).run(owned, plans).await;
+        Notifier::new(self, plan, permits, status).run(owned, plans).await;
     }
 }
 

@@ -10,6 +10,7 @@
 //! about 1 MiB, on each node. A request has at most [`REQUEST_BYTES_MAX`] of content and the same of JSON, or one event. A
 //! node has [`FEED_REQUESTS_MAX`] requests at a time.
 
+mod consumer;
 mod content;
 mod deliverer;
 mod endpoint;
@@ -18,7 +19,9 @@ mod filter;
 mod follower;
 mod manager;
 mod measured;
+mod missing;
 mod newest;
+mod notice_status;
 mod once;
 mod permits;
 mod plan;
@@ -30,6 +33,12 @@ mod waiting_form;
 
 #[cfg(test)]
 pub(crate) use self::deliverer::tests::world as delivery_world;
+pub(crate) use self::{
+    consumer::{CursorSave, FeedConsumer, FeedDriver, run as run_consumer},
+    content::{Found as FoundEntry, read as read_entries},
+    deliverer::body as request_body,
+    event::{CloudEvent, EventEncoder, cloud_event, event_kind},
+};
 pub use self::{
     content::REQUEST_BYTES_MAX,
     deliverer::{WebhookDeliverer, WebhookStatus},
@@ -40,16 +49,12 @@ pub use self::{
     filter::{FILTER_USERS_MAX, InvalidFilter, WebhookFilter},
     follower::EndpointFollower,
     manager::{EndpointCompanion, EndpointView, WebhookPolicy, Webhooks},
+    missing::{FeedGap, MissingCount},
+    notice_status::NoticeStatus,
     once::{SEND_ONCE_MAX, send_once, send_test},
     permits::{FEED_REQUESTS_MAX, WebhookPermits},
     plan::{WaitingPlan, WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
     progress::EndpointProgress,
     topic::FeedTopic,
     waiting_form::{WaitingForm, WaitingPreview, WaitingUnless},
-};
-pub(crate) use self::{
-    content::{Found as FoundEntry, read as read_entries},
-    deliverer::body as request_body,
-    event::{CloudEvent, EventEncoder, cloud_event, event_kind},
-    start::number_before,
 };

@@ -304,3 +304,116 @@ fn backend_commands_print_what_their_page_shows() {
     assert!(typed >= 15, "{typed} commands");
     node.interrupt();
 }
+
+/// Pages whose calls of the admin API are typed on one node, one page after the other.
+const CALLING_PAGES: [&str; 5] =
+    ["docs/bans.md", "docs/events.md", "docs/limits.md", "docs/privacy.md", "docs/webhooks.md"];
+
+/// What the pages take for granted: the group and the messages whose events and content they show.
+const BEFORE: [(&str, &str); 5] = [
+    ("groups", r#"{"id":"team","members":["ann","bob"]}"#),
+    ("messages", r#"{"to":"g:team","from":"ann","content":{"text":"nine byte"},"requestId":"order-81"}"#),
+    ("messages", r#"{"to":"bob","from":"ann","content":{"text":"hi 1"}}"#),
+    ("messages", r#"{"to":"bob","from":"ann","content":{"text":"hi 2"}}"#),
+    ("groups", r#"{"id":"tea","owner":"ann","members":["ann","bob"]}"#),
+];
+
+/// A call of a page, and the lines that the page shows as its output.
+#[derive(Default)]
+struct Call {
+    typed: String,
+    shown: Vec<String>,
+}
+
+/// Returns the calls of the fenced blocks of a page. A call may go on in the next line, after a backslash.
+fn calls(page: &str) -> Vec<Call> {
+    let mut calls: Vec<Call> = Vec::new();
+    let (mut is_block, mut is_shell, mut goes_on) = (false, false, false);
+    for line in page.lines() {
+        let typed = line.strip_prefix("$ ").unwrap_or(line);
+        if line.starts_with("```") {
+            // A block of the shell has commands alone.
+            (is_block, is_shell, goes_on) = (!is_block, line == "```sh", false);
+            calls.push(Call::default());
+        } else if is_block && (goes_on || typed.starts_with("curl ")) {
+            if !goes_on {
+                calls.push(Call::default());
+            }
+            goes_on = typed.ends_with('\\');
+            if let Some(call) = calls.last_mut() {
+                call.typed += typed.trim_end_matches('\\');
+            }
+        } else if is_block
+            && !is_shell
+            && let Some(call) = calls.last_mut()
+        {
+            call.shown.push(line.to_owned());
+        }
+    }
+    calls.retain(|call| !call.typed.is_empty());
+    calls
+}
+
+/// Returns the form of an answer: names and types of JSON, and of other lines the name before the colon, if it has one.
+fn answer_form(line: &str) -> String {
+    fn of(value: &serde_json::Value) -> serde_json::Value {
+        match value {
+            serde_json::Value::Object(fields) => {
+                fields.iter().map(|(key, it)| (key.clone(), of(it))).collect()
+            }
+            // A list may be empty today.
+            serde_json::Value::Array(_) => "list".into(),
+            serde_json::Value::String(_) => "text".into(),
+            serde_json::Value::Number(_) => "number".into(),
+            serde_json::Value::Bool(_) => "bool".into(),
+            serde_json::Value::Null => "null".into(),
+        }
+    }
+    let named = line.split_once(": ").filter(|(name, _)| name.chars().all(char::is_alphabetic));
+    let (name, rest) = named.unwrap_or(("", line));
+    match serde_json::from_str(rest) {
+        Ok(value) => format!("{name}: {}", of(&value)),
+        // An event is one of a type, an id is any.
+        Err(_) if name == "event" => line.to_owned(),
+        Err(_) => name.to_owned(),
+    }
+}
+
+/// Returns whether the lines of a page are in the output, in their order. What the page shortens has the name of its line.
+fn is_answered(shown: &[String], output: &[String]) -> bool {
+    let mut output = output.iter();
+    shown.iter().filter(|line| !line.is_empty()).all(|shown| {
+        let form = answer_form(shown);
+        output.any(|line| {
+            let is_short = shown.contains('…') && line.split_once(':').is_some_and(|(name, _)| name == form);
+            is_short || answer_form(line) == form
+        })
+    })
+}
+
+#[test]
+fn calls_of_the_pages_get_the_answers_that_these_show() {
+    let checkout = Checkout::fresh();
+    let node = Node::start(&checkout);
+    let here = format!("http://127.0.0.1:{}/", node.port("admin"));
+    for (route, body) in BEFORE {
+        run(&checkout, &format!("curl -sSf {here}v1/{route} --json '{body}'"));
+    }
+    let mut typed = 0;
+    for path in CALLING_PAGES {
+        for call in calls(&page(path)) {
+            typed += 1;
+            let line = call.typed.replace("http://127.0.0.1:7801/", &here);
+            if line.contains("/stream") {
+                let stream = Background::start(&checkout, "", &line.replacen("curl", "curl -sS", 1));
+                let what = format!("{path}: {:#?}", call.shown);
+                becomes(WAIT_MAX, &what, || stream.screen.lines(), |lines| is_answered(&call.shown, lines));
+                continue;
+            }
+            let output = run(&checkout, &line.replacen("curl", "curl -sSf", 1));
+            assert!(is_answered(&call.shown, &output), "{path}: {line}: {:?} is not {output:?}", call.shown);
+        }
+    }
+    assert!(typed >= 6, "{typed} calls");
+    node.interrupt();
+}

@@ -150,6 +150,7 @@ fn spec_timers_and_limits_are_the_defaults() {
         ),
         format!("| connected devices of a user | {} |", limits.devices_per_user),
         format!("| rooms of a connection | {} |", limits.rooms_max),
+        format!("| watches of a user on one node, over all connections | {} |", limits.watches_per_user),
         format!(
             "| lasting refusals; one less for each accepted send, and each 10 s | {} |",
             limits.errors_max

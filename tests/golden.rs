@@ -6,6 +6,8 @@
 mod access;
 #[path = "golden/convert.rs"]
 mod convert;
+#[path = "golden/edits.rs"]
+mod edits;
 #[path = "golden/folder.rs"]
 mod folder;
 #[path = "golden/frames.rs"]

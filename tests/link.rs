@@ -16,10 +16,15 @@ mod strangers;
 mod time;
 #[path = "link/tls.rs"]
 mod tls;
+#[allow(unreachable_pub, reason = "other test binaries hand it on")]
+#[path = "support/unique.rs"]
+mod unique;
 
 use std::{
-    io,
+    env, fs, io,
     net::{Ipv4Addr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -33,7 +38,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use tidegate::{
     link::{
         Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, GrpcLink, Landing, Link,
-        LinkError, Listener, PeerPush, PublishedMark, RoutedSession, Secret, Settings, Tls,
+        LinkError, LinkFiles, Listener, PeerPush, PublishedMark, RoutedSession, Secret, Settings, Tls,
     },
     metrics,
     routes::NodeBoot,
@@ -44,6 +49,7 @@ use tokio::{
     net::{TcpSocket, TcpStream},
     sync::Semaphore,
 };
+use unique::unique_name;
 
 /// Far above any duration here; nothing is timed.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -176,9 +182,39 @@ impl Authority {
 
     /// Returns TLS settings for that host, for peers with certificates of `trusted`.
     fn node(&self, host: &str, trusted: &Self) -> Tls {
-        let [certificate, key] = self.pem(host);
-        Tls::new(certificate.as_bytes(), key.as_bytes(), trusted.0.pem().as_bytes()).unwrap()
+        opened(&self.pem(host), &trusted.0.pem()).unwrap()
     }
+}
+
+/// Writes a certificate, its key and an authority to a folder. Each file is replaced at once.
+fn write(folder: &Path, pair: &[String; 2], authority: &str) -> LinkFiles {
+    let write = |name: &str, text: &str| {
+        let (new, file) = (folder.join("new"), folder.join(name));
+        fs::write(&new, text).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(new, &file).unwrap();
+        file
+    };
+    LinkFiles {
+        certificate: write("node.pem", &pair[0]),
+        key: write("node.key", &pair[1]),
+        authority: write("ca.pem", authority),
+    }
+}
+
+/// Returns a new folder.
+fn fresh_folder() -> PathBuf {
+    let folder = env::temp_dir().join(format!("tidegate-link-{}", unique_name()));
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// Returns the TLS settings that a certificate, its key and an authority make.
+fn opened(pair: &[String; 2], authority: &str) -> anyhow::Result<Tls> {
+    let folder = fresh_folder();
+    let tls = Tls::open(write(&folder, pair, authority));
+    fs::remove_dir_all(folder).unwrap();
+    tls
 }
 
 #[tokio::test]
@@ -247,7 +283,7 @@ async fn x20_certificates_for_a_shared_name_authenticate_at_any_address() {
 
 #[test]
 fn unusable_certificate_is_refused_before_anything_listens() {
-    let refused = Tls::new(b"none", b"none", b"none").unwrap_err();
+    let refused = opened(&["none", "none"].map(str::to_owned), "none").unwrap_err();
     assert!(format!("{refused:#}").contains("link.tls_cert"), "{refused:#}");
 }
 

@@ -263,7 +263,7 @@ async fn read_marks_right_before_a_departure_are_published() {
     assert_eq!(events.counts().0, before, "marks are batched for a moment");
     a.task.abort();
     lease::leave(&a.cluster).await;
-    assert_eq!(events.counts().0, before + 1);
+    assert_eq!(events.counts().0, before + 2, "the marks, and that the node has left");
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,6 +14,9 @@ mod pipes;
 #[path = "support/seed.rs"]
 mod seed;
 
+#[path = "shard/closed_rooms.rs"]
+mod closed_rooms;
+
 #[path = "shard/faults.rs"]
 mod faults;
 

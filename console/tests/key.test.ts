@@ -57,3 +57,9 @@ test("a late refusal of an older key does not take the present one away", async 
   assert.equal(keyAsked.value, "");
   await get("/v1/nodes", new AbortController().signal);
 });
+
+test("a stream that the node refuses fails with its reason", async () => {
+  const refusal = { code: 2008, name: "SCOPE_MISSING", message: "The key lacks a scope.", cure: "Use another key.", temporary: false };
+  globalThis.fetch = () => Promise.resolve(new Response(JSON.stringify(refusal), { status: 403 }));
+  await assert.rejects(lines("/v1/events/stream", new AbortController().signal).next(), { code: 2008, title: "SCOPE_MISSING", message: "The key lacks a scope.", cure: "Use another key." });
+});

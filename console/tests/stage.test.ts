@@ -63,3 +63,27 @@ test("two people whose breaks begin at once do not say the same", () => {
   void it.say(alice, "typed");
   assert.deepEqual([...it.messages.values()].map(({ isOfPage }) => isOfPage), [...Array.from({ length: 8 }, () => true), false]);
 });
+
+test("the check mark waits until everybody is connected and every history was pulled", async () => {
+  const it = stage();
+  const pulls: string[] = [];
+  const live = new Set(["alice"]);
+  let answer = () => {};
+  for (const person of it.people) {
+    Object.defineProperty(person, "isLive", { get: () => live.has(person.name) });
+    person.tap.request = (kind) => {
+      pulls.push(`${person.name} ${kind}`);
+      return person.name === "bob" ? new Promise((resolve) => (answer = () => resolve())) : Promise.resolve();
+    };
+  }
+  Object.assign(it, { base: 0 });
+  assert.equal(await it.check(), false);
+  assert.deepEqual([pulls, it.isChecked.value], [[], false], "bob is away");
+  live.add("bob");
+  const checked = it.check();
+  await new Promise((resolve) => setTimeout(resolve, 5));
+  assert.deepEqual([pulls.sort(), it.isChecked.value], [["alice pull", "bob pull"], false], "bob’s history is under way");
+  answer();
+  assert.equal(await checked, true);
+  assert.equal(it.isChecked.value, true);
+});

@@ -142,6 +142,25 @@ test("a listed node is awaited for three seconds, and does not answer from then 
   assert.deepEqual(of(new Map([...listed, ["n4", START + 2000]])), [["n4"], [["n3", 4]]], "n4 has joined two seconds ago");
 });
 
+test("a node that died just before the page was opened is awaited, although its past is known", () => {
+  const of = () => {
+    const { unanswered, awaited } = late(arrivals.value, "n1", resumedMs.value, new Map([["n1", 0], ["n2", 0], ["n3", 0]]));
+    return [awaited, [...unanswered]];
+  };
+  // n3 died a second ago: its lease is live, and its newest row is as new as that of n2.
+  for (const node of ["n1", "n2", "n3"]) take("past", JSON.stringify({ node, rows: [[START - 2000, 1], [START - 1000, 1]] }));
+  row("n1", 0, 3);
+  assert.deepEqual(of(), [["n2", "n3"], []], "nothing is known of the present");
+  for (let second = 1; second <= 2; second += 1) {
+    row("n1", second, 3);
+    row("n2", second, 3);
+    assert.deepEqual(of(), [["n3"], []]);
+  }
+  row("n1", 3, 3);
+  row("n2", 3, 3);
+  assert.deepEqual(of(), [[], [["n3", 4]]]);
+});
+
 test("the river contains rows that come after it was drawn, late or as the past", () => {
   const course = new Course();
   const lanes = () => {

@@ -47,6 +47,25 @@ test("a step whose clock is early is drawn at its cause", () => {
   assert.deepEqual([bar?.isEarly, bar?.from, bar?.to], [true, 4, 4]);
 });
 
+test("a message that returns to a node has another lane of it, in order of cause", () => {
+  const on = (node: string, name: string, timeUs: number, more: Partial<Step> = {}) => step(name, timeUs, { node, ...more });
+  const [sent] = sends([
+    on("n1", "received", 1000, { msg: "x", user: "alice", device: "phone" }), on("n1", "appended", 2000), on("n2", "decided", 3000, { note: "partition 17: accepted" }), on("n2", "archived", 4000), on("n2", "answered", 4100),
+    on("n3", "arrived", 4500), on("n1", "answered", 5000), on("n1", "pushed", 5100, { user: "carol", device: "phone" }), on("n3", "pushed", 4600, { user: "bob", device: "phone" }), on("n3", "acked", 4700, { user: "bob", device: "phone" }),
+  ]);
+  assert.ok(sent);
+  const lanes = arrange(sent).lanes.map((lane) => [lane.node, ...lane.bars.map((bar) => bar.step.step)]);
+  assert.deepEqual(lanes, [["n1", "received", "appended"], ["n2", "decided", "archived", "answered"], ["n1", "answered", "pushed"], ["n3", "arrived", "pushed", "acked"]]);
+  assert.deepEqual(arrange(sent).lanes.map((lane) => lane.part), ["alice is here", "owns partition 17", "the ack goes back to alice", "one device"]);
+  const [single] = sends(STEPS);
+  assert.ok(single);
+  assert.equal(arrange(single).lanes[0]?.part, "");
+  assert.deepEqual(arrange(single).lanes.map((lane) => [lane.node, lane.bars.length]), [["n1", STEPS.length]]);
+  const [unknown] = sends([on("n2", "arrived", 100, { msg: "y" }), on("n2", "pushed", 200)]);
+  assert.ok(unknown);
+  assert.deepEqual(arrange(unknown).lanes.map((lane) => lane.bars.map((bar) => bar.step.step)), [["arrived", "pushed"]]);
+});
+
 test("round numbers", () => {
   assert.deepEqual([nice(0.9), nice(5.4), nice(11), nice(272)], [1, 6, 15, 300]);
 });

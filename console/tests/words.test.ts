@@ -206,6 +206,9 @@ test("the part of the new clients follows weights and free connections", () => {
   assert.match(newClients(node, [node], 0), /only node/);
   assert.match(newClients({ ...node, state: "draining" }, [{ ...node, state: "draining" }, other], 5), /takes no new clients/);
   assert.equal(curl("POST", "http://127.0.0.1:1", "/v1/weight", { weight: 5, share: -1 }), `curl -X POST http://127.0.0.1:1/v1/weight -H 'content-type: application/json' -d '{"weight":5,"share":-1}'`);
+  assert.equal(curl("DELETE", "https://n1", "/v1/drain", undefined, true), `printf 'Authorization: Bearer %s' "$TIDEGATE_KEY" | curl -X DELETE https://n1/v1/drain -H @- -H 'content-type: application/json'`);
+  assert.equal(curl("DELETE", "https://n1", "/v1/rooms/hall/members/bob?device=a&reason=it's"), "curl -X DELETE https://n1'/v1/rooms/hall/members/bob?device=a&reason=it%27s' -H 'content-type: application/json'");
+  assert.match(curl("POST", "https://n1", "/v1/bans", { reason: "it's" }), /-d '\{"reason":"it'\\''s"\}'$/);
 });
 
 test("people are those that the events name, with the devices that have not gone", () => {

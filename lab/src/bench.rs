@@ -5,13 +5,13 @@
 //! (content, order, count); CPU times are those of the scheduler.
 
 mod admin;
+mod c_program;
 pub(crate) mod child;
 mod credentials;
 mod driver;
 pub(crate) mod host;
 mod kafka_baseline;
 pub mod login_kind;
-mod openssl;
 mod orders;
 mod pattern;
 mod poller;
@@ -89,6 +89,9 @@ pub enum Scenario {
         /// needs a C compiler and OpenSSL's headers.
         #[arg(long)]
         tls: bool,
+        /// Folder of socketify's library, which has uWebSockets: compares the node with it over WebSocket and TLS, too.
+        #[arg(long, value_name = "DIR", requires = "tls")]
+        uwebsockets: Option<PathBuf>,
     },
     /// A hot live room: deliveries per second against one `send` a message; latency at part load.
     Room {

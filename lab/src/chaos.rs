@@ -52,7 +52,7 @@ use self::{
     servers::Servers,
     stream::StreamReader,
     topic::TopicReader,
-    webhook::{WEBHOOK_SETS, WebhookReceiver},
+    webhook::{ReceiverFaults, WEBHOOK_SETS, WebhookReceiver},
     workload::{FeedConsumers, Workload},
     world::World,
 };
@@ -172,7 +172,7 @@ fn run_in(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<()> {
         return remove(args, directory);
     }
     eprintln!("chaos: seed {seed}, {} s, data in {}", args.seconds, directory.display());
-    let Run { history, counts, libraries, database } = runtime.block_on(async {
+    let run = runtime.block_on(async {
         match &args.cluster {
             Some(list) => Box::pin(drive_cluster(args, list, seed, directory)).await,
             None => Box::pin(drive_node(args, seed, directory)).await,
@@ -180,24 +180,21 @@ fn run_in(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<()> {
     })?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     if let Some(file) = &args.history {
-        write_history(&history, file)?;
+        write_history(&run.history, file)?;
     }
-    let report = checker::check(&history, Budget::default());
-    let mut row = result(args, seed, &report, &counts);
-    if !libraries.is_null() {
-        row["libraries"] = libraries;
-    }
+    let report = checker::check(&run.history, Budget::default());
+    let row = result(args, seed, &report, &run);
     println!("{row}");
     if let Some(file) = &args.result {
         append(&row, file)?;
     }
     if !report.is_clean() {
-        write_history(&history, &directory.join("history.jsonl"))?;
+        write_history(&run.history, &directory.join("history.jsonl"))?;
     }
     report
         .judge()
         .with_context(|| format!("seed {seed}; the data and the history are in {}", directory.display()))?;
-    if let (Some(list), Some(database)) = (&args.cluster, &database) {
+    if let (Some(list), Some(database)) = (&args.cluster, &run.database) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(Servers::read(list)?.drop_database(database))?;
     }
@@ -209,6 +206,8 @@ struct Run {
     history: History,
     /// Number of faults of each kind.
     counts: [u64; 3],
+    /// Faults of the receiver of webhooks.
+    receiver: ReceiverFaults,
     /// Counts of the devices with a library; null without any.
     libraries: Value,
     /// The database of the nodes; `None` for a single node.
@@ -245,6 +244,7 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     let world = Arc::new(world);
     world.admin.set_address(0, process.admin);
     let webhook = WebhookReceiver::subscribed(seed, &world).await?;
+    let receiver = Arc::clone(&webhook);
     let consumers = FeedConsumers { webhook, stream: StreamReader::begin(&world), topic: None };
     let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_consumers(consumers);
     let end = Instant::now() + Duration::from_secs(args.seconds);
@@ -266,7 +266,8 @@ async fn drive_node(args: &Args, seed: u64, directory: &Path) -> anyhow::Result<
     rows::read(&node_store::open(directory)?, &world.users(), &mut history).await?;
     library::name_messages(&mut history);
     let libraries = library::summary(&history, &names, &kills);
-    Ok(Run { history, counts: [counts.kills, counts.cuts, counts.disks], libraries, database: None })
+    let counts = [counts.kills, counts.cuts, counts.disks];
+    Ok(Run { history, counts, receiver: receiver.faults(), libraries, database: None })
 }
 
 /// Runs several nodes, and reads the log from Postgres at the end.
@@ -292,6 +293,7 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     }
     let webhook = WebhookReceiver::subscribed(seed, &world).await?;
     let topic = TopicReader::begin(&world, &cluster.servers.brokers(), &topic)?;
+    let receiver = Arc::clone(&webhook);
     let consumers = FeedConsumers { webhook, stream: StreamReader::begin(&world), topic: Some(topic) };
     let mut workload = Workload::begin(&world, libraries, &mut rng).await?.with_consumers(consumers);
     let end = Instant::now() + Duration::from_secs(args.seconds);
@@ -313,11 +315,12 @@ async fn drive_cluster(args: &Args, list: &Path, seed: u64, directory: &Path) ->
     rows::read(&store, &world.users(), &mut history).await?;
     library::name_messages(&mut history);
     let libraries = library::summary(&history, &names, &kills);
-    Ok(Run { history, counts, libraries, database: Some(cluster.database) })
+    let (receiver, database) = (receiver.faults(), Some(cluster.database));
+    Ok(Run { history, counts, receiver, libraries, database })
 }
 
 /// Returns a row of `docs/results/`.
-fn result(args: &Args, seed: u64, report: &CheckReport, counts: &[u64; 3]) -> Value {
+fn result(args: &Args, seed: u64, report: &CheckReport, run: &Run) -> Value {
     let verdict = if report.is_clean() { "clean".to_owned() } else { format!("BROKEN {:?}", report.broken) };
     let (kind, faults) = match (&args.cluster, args.long) {
         (None, _) => ("node", ["kills", "cuts", "disks"]),
@@ -325,8 +328,8 @@ fn result(args: &Args, seed: u64, report: &CheckReport, counts: &[u64; 3]) -> Va
         (Some(_), true) => ("cluster-long", ["nodes", "servers", "networks"]),
     };
     let faults: Map<String, Value> =
-        faults.iter().zip(counts).map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
-    json!({
+        faults.iter().zip(&run.counts).map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
+    let mut row = json!({
         "date": OffsetDateTime::now_utc().date().to_string(),
         "commit": args.commit,
         "kind": kind,
@@ -342,11 +345,17 @@ fn result(args: &Args, seed: u64, report: &CheckReport, counts: &[u64; 3]) -> Va
         "repeated": report.repeated,
         "delivered": report.delivered,
         "delivered_again": report.delivered_again,
+        "delivered_by": report.delivered_by,
+        "receiver": run.receiver,
         "pulled": report.pulled,
         "reads": report.reads,
         "states": report.states,
         "recovery_ms": report.longest_recovery_ns / 1_000_000,
-    })
+    });
+    if !run.libraries.is_null() {
+        row["libraries"] = run.libraries.clone();
+    }
+    row
 }
 
 /// Appends a row to a file of JSON lines.

@@ -11,7 +11,7 @@
 //! | `inconsistent-seq`, `phantom` | a push has a seq at which the log has another entry, or none |
 //! | `aborted-read`, `refused-but-stored` | a permanently refused message was pushed, or is in the log |
 //! | `time-travel` | a message was received before it was sent |
-//! | `lost-acked` | an acked message is not in the log at that seq |
+//! | `lost-acked` | an acked message, edit or change of members is not in the log at that seq |
 //! | `kept-lost` | a message that its client had stored was neither answered nor is in the log |
 //! | `real-time-inversion` | a message was sent after an ack, and has a smaller seq than the acked one |
 //! | `session-order` | messages of one connection, each sent once, changed places in a conversation |
@@ -176,6 +176,8 @@ pub struct CheckReport {
     pub delivered: u64,
     /// See [`Self::delivered`].
     pub delivered_again: u64,
+    /// Those of [`Self::delivered`], by kind of the consumer: `webhook`, `stream` and `topic`.
+    pub delivered_by: BTreeMap<&'static str, u64>,
     /// Pushes that a calm history owed.
     pub calm_pushes: u64,
     /// See [`Self::faults`]; in nanoseconds.

@@ -5,6 +5,7 @@
 //! sockets and the simulation over pipes. The machine reads no clock: times are since the start of the run, and all
 //! choices come from the seed. What it sees goes into its events, for the checker.
 
+mod editing;
 mod profile;
 mod reading;
 mod sync_state;
@@ -17,13 +18,14 @@ use std::{
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tidegate_protocol::{
     Code,
-    content::{self, Content},
+    content::Content,
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
 };
 use xxhash_rust::xxh3::xxh3_64;
 
 pub use self::profile::{Phase, Profile};
 use self::{
+    editing::{Editing, body_hash},
     reading::Reading,
     sync_state::{RequestState, SyncState},
 };
@@ -98,6 +100,8 @@ pub struct Person {
     next: u64,
     next_loose: u64,
     unanswered: VecDeque<Unanswered>,
+    /// `None` for a person that edits nothing.
+    editing: Option<Editing>,
     sync_state: SyncState,
     session: Option<Session>,
     is_marked: bool,
@@ -114,12 +118,20 @@ impl Person {
             next: 0,
             next_loose: 0,
             unanswered: VecDeque::new(),
+            editing: None,
             sync_state: SyncState::default(),
             session: None,
             is_marked: false,
             is_complete: false,
             events: Vec::new(),
         }
+    }
+
+    /// Lets the person edit its messages, as this seed draws.
+    #[must_use]
+    pub fn with_edits(mut self, seed: u64) -> Self {
+        self.editing = Some(Editing::new(self.profile.number, seed));
+        self
     }
 
     /// Returns who the person is.
@@ -154,7 +166,8 @@ impl Person {
         if self.session.is_none() {
             return usize::MAX;
         }
-        self.unanswered.len() + self.sync_state.lacking()
+        let edits = self.editing.as_ref().map_or(0, Editing::waiting);
+        self.unanswered.len() + edits + self.sync_state.lacking()
     }
 
     /// Returns the `hello` of the next connection.
@@ -196,6 +209,9 @@ impl Person {
             }
             message.due = Some(0);
         }
+        if let Some(editing) = &mut self.editing {
+            editing.on_close();
+        }
     }
 
     /// Runs one tick of the connection at the time `now`.
@@ -209,6 +225,12 @@ impl Person {
         self.speak(&mut session, &mut frames);
         self.ask(&mut session, now, phase, &mut frames);
         self.read(&mut session, phase, &mut frames);
+        if let Some(editing) = &mut self.editing {
+            if phase == Phase::Talk {
+                self.events.extend(editing.begin());
+            }
+            frames.extend(editing.due(session.ticks, &mut session.requests));
+        }
         let hops = phase == Phase::Talk && self.rng.random_ratio(self.profile.hops, 10_000);
         let ticks = u32::try_from(session.ticks - session.last_input).unwrap_or(u32::MAX);
         let is_silent = TICK_INTERVAL.saturating_mul(ticks) > SILENCE_TIMEOUT;
@@ -375,6 +397,11 @@ impl Person {
             brought.iter().for_each(|push| self.received(session, push, Via::Pull));
             return None;
         }
+        if let Some(editing) = &mut self.editing
+            && editing.takes(frame.id, &body, session.ticks, &mut self.events)
+        {
+            return None;
+        }
         match body {
             ServerBody::Push(push) => self.take(session, now, &push),
             ServerBody::SendAck(ack) => self.acked(frame.id, now, ack),
@@ -406,16 +433,15 @@ impl Person {
         let place = mine.map(|message| message.place.clone()).filter(|place| !place.starts_with("r:"));
         if let Some(place) = place {
             self.sync_state.add(&place, ack.seq, now);
+            if let Some(editing) = &mut self.editing {
+                editing.note_own(place, ack.seq);
+            }
         }
         self.events.push(HistoryEvent::SendOk { cid: ack.msg_id, seq: ack.seq, duplicate: ack.duplicate });
         self.unanswered.retain(|message| message.request != request || message.due.is_some());
     }
 
     fn received(&mut self, session: &Session, push: &pb::Push, via: Via) {
-        let body = match push.content.as_ref().and_then(|content| content.body.as_ref()) {
-            Some(content::ContentBody::Text(text)) => text_hash(text),
-            _ => 0,
-        };
         self.events.push(HistoryEvent::Recv {
             user: self.profile.user.clone(),
             device: self.profile.device.clone(),
@@ -423,7 +449,7 @@ impl Person {
             conv: push.conversation.clone(),
             seq: push.seq,
             cid: (push.event.is_none() && push.edit.is_none()).then(|| push.msg_id.clone()),
-            body,
+            body: body_hash(push),
             via,
         });
     }

@@ -11,10 +11,12 @@ fn bench(arguments: &[&str]) -> Output {
     lab(&[&["bench"], arguments].concat())
 }
 
+/// Runs a scenario with one round, where it names no other number, and returns its report.
 fn figures(arguments: &[&str]) -> serde_json::Value {
     let folder = Folder::fresh();
     let (report, data) = (folder.file("report.json"), folder.file("data"));
-    let output = bench(&[arguments, &["--quick", "--json", &report, "--directory", &data]].concat());
+    let rounds: &[&str] = if arguments.contains(&"--rounds") { &[] } else { &["--rounds", "1"] };
+    let output = bench(&[arguments, rounds, &["--quick", "--json", &report, "--directory", &data]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = std::fs::read_to_string(&report).expect("a report");
     serde_json::from_str(&text).expect("JSON")
@@ -22,12 +24,17 @@ fn figures(arguments: &[&str]) -> serde_json::Value {
 
 #[test]
 fn a_raw_loop_is_as_fast_as_another() {
-    for scenario in ["fanout", "echo", "login", "chat"] {
-        let report = figures(&[scenario, "--raw-twice", "--transport", "ws"]);
-        let ratio = report["sections"][0]["figures"][0]["value"].as_f64().expect("a ratio");
-        // Whatever else runs on the machine, a factor of four is a mistake of the bench.
-        assert!((0.25..4.0).contains(&ratio), "{scenario}: {ratio}");
+    for scenario in ["fanout", "echo", "login"] {
+        let report = figures(&[scenario, "--raw-twice", "--transport", "ws", "--rounds", "2"]);
+        assert_alike(scenario, &report);
     }
+}
+
+/// Fails if the two raw sides of a report differ by a factor of four, which is a mistake of the bench whatever else runs on
+/// the machine.
+fn assert_alike(scenario: &str, report: &serde_json::Value) {
+    let ratio = report["sections"][0]["figures"][0]["value"].as_f64().expect("a ratio");
+    assert!((0.25..4.0).contains(&ratio), "{scenario}: {ratio}");
 }
 
 #[test]
@@ -51,7 +58,7 @@ fn overload_is_measured_with_gates_and_without() {
 
 #[test]
 fn logins_of_each_kind_are_measured() {
-    let report = figures(&["login", "--alg", "all", "--tls", "all", "--rounds", "1"]);
+    let report = figures(&["login", "--alg", "all", "--tls", "all"]);
     for handshake in ["no TLS", "full TLS handshake", "resumed TLS handshake"] {
         for algorithm in ["HS256", "RS256", "ES256", "EdDSA"] {
             let what = format!("{algorithm}, {handshake}");
@@ -65,13 +72,14 @@ fn logins_of_each_kind_are_measured() {
 
 #[test]
 fn fan_out_over_tls_is_measured_and_verified() {
-    let report = figures(&["fanout", "--tls", "--transport", "tcp", "--rounds", "1"]);
+    let report = figures(&["fanout", "--tls", "--transport", "tcp"]);
     let first = &report["sections"][0]["figures"][0];
     assert!(first["value"].as_f64().is_some_and(|ratio| ratio > 0.5), "{report}");
     let text = report.to_string();
     // A machine without OpenSSL's headers has the reason in place of the figures.
     let is_measured = text.contains("deliveries, raw OpenSSL loop");
-    assert_ne!(is_measured, text.contains("raw OpenSSL loop was not measured"), "{report}");
+    assert_ne!(is_measured, text.contains("Not measured, raw OpenSSL loop"), "{report}");
+    assert!(text.contains("Not measured, uWebSockets over TLS: it speaks WebSocket only"), "{report}");
 }
 
 #[test]
@@ -119,7 +127,8 @@ fn pushes_that_are_left_out_are_pulled_and_counted() {
 
 #[test]
 fn the_raw_log_has_a_growing_and_a_preallocated_file() {
-    let report = figures(&["chat", "--raw-twice"]);
+    let report = figures(&["chat", "--raw-twice", "--transport", "ws"]);
+    assert_alike("chat", &report);
     for file in ["raw", "raw, preallocated"] {
         assert!(value(&report, &format!("durable accepts, {file}")) > 1_000.0, "{file}: {report}");
         assert!(value(&report, &format!("send to ack, {file}, p99")) > 0.0, "{file}: {report}");

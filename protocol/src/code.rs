@@ -195,11 +195,13 @@ codes! {
     4021 BadSetting "BAD_SETTING" false Never "A setting or its value is unknown." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
     4022 AuditUnavailable "AUDIT_UNAVAILABLE" true After "The change can't be recorded in the audit log, so it was not made." "Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node."
     4023 LeftOut "LEFT_OUT" false Never "The live room gets more messages than it passes on, and this one was left out." "Nothing to do; send later what is still of interest, under a new msgId. Operators: `rooms.rate`, and `PUT /v1/users/{user}/prio` for senders that matter."
+    4024 TooManyWatches "TOO_MANY_WATCHES" false Never "This connection, or its user on this node, watches the maximum number of conversations." "End a watch first: one connection has at most 32, and one user `limits.watches_per_user` on a node."
     4030 TooManyRevocations "TOO_MANY_REVOCATIONS" false Never "The user, or the cluster, has the maximum number of revocations." "Revoke all tokens of the user with `before`, which replaces older revocations; set `auth.max_lifetime_s`, so that they end."
     4031 HookUnavailable "HOOK_UNAVAILABLE" true After "The application, which decides about this request, gave no answer." "Try again after the given time; operators: check the server of the hook, and the log of the node."
     4032 TooManyBlocks "TOO_MANY_BLOCKS" false Never "The block list of the user is full." "Remove entries: at most 10,000 users can be blocked."
     4033 TooManyBans "TOO_MANY_BANS" false Never "The cluster has the maximum number of bans or of allowed networks." "Lift some, or ban wider networks."
     4034 Suspended "SUSPENDED" true After "This device, or its user, may not send for a while." "Send again with the same id after the given time; operators: `GET /v1/suspensions` says why, DELETE lifts it."
+    4035 RoomClosed "ROOM_CLOSED" false Never "The live room is closed." "Join again only if the user asks; operators: `GET /v1/rooms/{room}` says why, PATCH with `closed` = false opens it."
 }
 
 impl Code {

@@ -179,7 +179,7 @@ impl ConversationId {
 
     /// Returns the kind of the conversation and the ids in its key.
     pub fn kind(&self) -> ConversationKind<'_> {
-        parse_kind(&self.0).expect("the key was checked when it was built")
+        split(&self.0).expect("the key was checked when it was built")
     }
 
     /// Returns whether this is a direct conversation of `user`.
@@ -189,17 +189,28 @@ impl ConversationId {
 }
 
 fn parse_kind(text: &str) -> Result<ConversationKind<'_>, IdError> {
-    let (kind, rest) = text.split_once(':').ok_or(IdError::NotAConversation)?;
+    let kind = split(text).ok_or(IdError::NotAConversation)?;
     match kind {
-        "d" => {
-            let (a, b) = rest.split_once(':').ok_or(IdError::NotAConversation)?;
+        ConversationKind::Direct(a, b) => {
             check_id(a)?;
             check_id(b)?;
-            if a <= b { Ok(ConversationKind::Direct(a, b)) } else { Err(IdError::NotAConversation) }
+            if a > b {
+                return Err(IdError::NotAConversation);
+            }
         }
-        "g" => check_id(rest).map(|()| ConversationKind::Group(rest)),
-        "r" => check_id(rest).map(|()| ConversationKind::Room(rest)),
-        _ => Err(IdError::NotAConversation),
+        ConversationKind::Group(id) | ConversationKind::Room(id) => check_id(id)?,
+    }
+    Ok(kind)
+}
+
+/// Splits a key into its kind and its ids, which are not checked.
+fn split(text: &str) -> Option<ConversationKind<'_>> {
+    let (kind, rest) = text.split_at_checked(2)?;
+    match kind {
+        "d:" => rest.split_once(':').map(|(a, b)| ConversationKind::Direct(a, b)),
+        "g:" => Some(ConversationKind::Group(rest)),
+        "r:" => Some(ConversationKind::Room(rest)),
+        _ => None,
     }
 }
 

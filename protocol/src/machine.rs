@@ -11,6 +11,7 @@ pub mod frame_budget;
 pub mod gate;
 pub mod ledger;
 pub mod permit;
+pub mod presence;
 pub mod rate;
 pub mod reactions;
 pub mod room_members;

@@ -29,6 +29,20 @@ macro_rules! words {
                 Self::ALL.iter().copied().find(|it| it.word() == word)
             }
 
+            /// Returns the value of a setting with this name; `None` if the word is empty.
+            ///
+            /// # Errors
+            /// No value has the word.
+            pub fn of_setting(name: &'static str, word: &str) -> Result<Option<Self>, SettingError> {
+                match word {
+                    "" => Ok(None),
+                    word => {
+                        let unknown = || SettingError { name, words: Self::words() };
+                        Self::from_word(word).map(Some).ok_or_else(unknown)
+                    }
+                }
+            }
+
             /// Lists all words, for error texts.
             pub fn words() -> String {
                 Self::ALL.iter().map(|it| it.word()).collect::<Vec<_>>().join(", ")
@@ -113,6 +127,17 @@ words! {
     }
 }
 
+words! {
+    /// Permission to show others that a user is online.
+    Visibility {
+        /// Allowed.
+        #[default]
+        On "on"
+        /// Not allowed.
+        Off "off"
+    }
+}
+
 impl Retention {
     /// Returns the maximum age of a message, `None` for [`Self::None`] and [`Self::Forever`].
     pub const fn age(self) -> Option<Duration> {
@@ -180,25 +205,19 @@ impl GroupSettings {
     /// # Errors
     /// The first setting with an invalid value.
     pub fn check(change: &BTreeMap<String, String>) -> Result<(), SettingError> {
-        for (name, value) in change.iter().filter(|(_, value)| !value.is_empty()) {
-            let (name, valid, words) = match name.as_str() {
-                HISTORY => (HISTORY, History::from_word(value).is_some(), History::words()),
-                RETENTION => (RETENTION, Retention::from_word(value).is_some(), Retention::words()),
-                POST => (POST, Post::from_word(value).is_some(), Post::words()),
-                _ => continue,
-            };
-            if !valid {
-                return Err(SettingError { name, words });
-            }
-        }
-        Ok(())
+        change.iter().try_for_each(|(name, value)| match name.as_str() {
+            HISTORY => History::of_setting(HISTORY, value).map(drop),
+            RETENTION => Retention::of_setting(RETENTION, value).map(drop),
+            POST => Post::of_setting(POST, value).map(drop),
+            _ => Ok(()),
+        })
     }
 }
 
 impl Push {
-    /// Reads the setting of a group; a value that [`Self::check`] refuses counts as absent.
-    pub fn of_group(settings: &BTreeMap<String, String>) -> Self {
-        settings.get(PUSH).and_then(|word| Self::from_word(word)).unwrap_or_default()
+    /// Reads the setting of a group, `None` if it has none; a value that [`Self::check`] refuses counts as absent.
+    pub fn of_group(settings: &BTreeMap<String, String>) -> Option<Self> {
+        settings.get(PUSH).and_then(|word| Self::from_word(word))
     }
 
     /// Checks the value of a settings change. An empty value removes the setting.
@@ -206,12 +225,7 @@ impl Push {
     /// # Errors
     /// The value is invalid.
     pub fn check(change: &BTreeMap<String, String>) -> Result<(), SettingError> {
-        match change.get(PUSH) {
-            Some(word) if !word.is_empty() && Self::from_word(word).is_none() => {
-                Err(SettingError { name: PUSH, words: Self::words() })
-            }
-            _ => Ok(()),
-        }
+        change.get(PUSH).map_or(Ok(()), |word| Self::of_setting(PUSH, word).map(drop))
     }
 
     /// Returns whether a message makes a notice, which mentions the user or not.
@@ -239,6 +253,10 @@ pub struct UserSettings {
     pub retention: Option<Retention>,
     /// Permission to index the user's messages for search.
     pub search: Option<Search>,
+    /// Messages that make notices for push providers. The admin API sets it, no client.
+    pub push: Option<Push>,
+    /// Permission to show others that the user is online.
+    pub presence: Option<Visibility>,
 }
 
 /// Settings that affect how a user sees conversations.
@@ -256,25 +274,21 @@ impl UserSettings {
     /// # Errors
     /// The first setting with an invalid value.
     pub fn of(settings: &pb::Settings) -> Result<Self, SettingError> {
-        fn parse<T>(
-            name: &'static str,
-            word: &str,
-            of: fn(&str) -> Option<T>,
-            words: fn() -> String,
-        ) -> Result<Option<T>, SettingError> {
-            match word {
-                "" => Ok(None),
-                word => of(word).map(Some).ok_or_else(|| SettingError { name, words: words() }),
-            }
-        }
         Ok(Self {
             ack_timeout_ms: settings.ack_timeout_ms,
             ack_tries: settings.ack_tries,
             heartbeat_ms: settings.heartbeat_ms,
-            unread: parse("unread", &settings.unread, Unread::from_word, Unread::words)?,
-            retention: parse(RETENTION, &settings.retention, Retention::from_word, Retention::words)?,
-            search: parse("search", &settings.search, Search::from_word, Search::words)?,
+            unread: Unread::of_setting("unread", &settings.unread)?,
+            retention: Retention::of_setting(RETENTION, &settings.retention)?,
+            search: Search::of_setting("search", &settings.search)?,
+            push: None,
+            presence: Visibility::of_setting("presence", &settings.presence)?,
         })
+    }
+
+    /// Returns whether others may see that the user is online.
+    pub fn is_visible(&self) -> bool {
+        self.presence.unwrap_or_default() == Visibility::On
     }
 
     /// Returns these settings, with those that are not set taken from `before`.
@@ -288,6 +302,8 @@ impl UserSettings {
             unread: self.unread.or(before.unread),
             retention: self.retention.or(before.retention),
             search: self.search.or(before.search),
+            push: self.push.or(before.push),
+            presence: self.presence.or(before.presence),
         }
     }
 }
@@ -328,7 +344,7 @@ mod tests {
         assert_eq!(GroupSettings::check(&of("loud")), Ok(()), "its rules do not know the setting");
         assert_eq!(Push::check(&of("loud")).unwrap_err().to_string(), "push: one of all, mentions, none");
         assert!(Push::check(&of("")).is_ok() && Push::check(&of("none")).is_ok());
-        assert_eq!((Push::of_group(&of("loud")), Push::of_group(&of("none"))), (Push::All, Push::None));
+        assert_eq!((Push::of_group(&of("loud")), Push::of_group(&of("none"))), (None, Some(Push::None)));
         let wants = |push: Push| (push.wants(true), push.wants(false));
         assert_eq!(
             Push::ALL.iter().map(|it| wants(*it)).collect::<Vec<_>>(),
@@ -351,6 +367,10 @@ mod tests {
             (Some(Unread::None), Some(Retention::Forever), 9_000)
         );
         assert_eq!(UserSettings::default().over(now), now);
+        let hidden = pb::Settings { presence: "off".to_owned(), ..pb::Settings::default() };
+        let hidden = UserSettings::of(&hidden).unwrap().over(now);
+        assert_eq!((hidden.is_visible(), now.is_visible()), (false, true));
+        assert_eq!((hidden.unread, UserSettings::default().over(hidden)), (Some(Unread::None), hidden));
         let error = UserSettings::of(&settings("some", "", 0)).unwrap_err();
         assert_eq!(error.to_string(), "unread: one of all, direct, none");
     }

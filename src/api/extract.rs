@@ -79,6 +79,13 @@ pub(super) fn tagged(mut response: Response, version: Option<u64>) -> Response {
     response
 }
 
+/// Reads a field that is there, also if it is `null`; with `#[serde(default)]` one that is not there is `None`.
+pub(super) fn named<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
 /// Value of an object. Serde reads a struct also of an array, by the order of its fields, which no caller means.
 struct OnlyObject<T>(T);
 

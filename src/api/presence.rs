@@ -1,7 +1,5 @@
 //! Admin API of presence: the connected devices of users, from the routes of nodes with a live lease.
 
-use std::collections::HashSet;
-
 use axum::{Json, extract::State};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -10,6 +8,7 @@ use tidegate_protocol::{
     id::{DeviceId, UserId},
 };
 
+pub(super) mod closed_rooms;
 pub(super) mod connections;
 pub(super) mod person;
 pub(super) mod prio;
@@ -19,7 +18,7 @@ use super::{
     Api, Problem,
     extract::{IdPath, JsonObject},
 };
-use crate::routes::{Lease, NodeBoot, RoutesError, Token};
+use crate::{presence::connected_devices, routes::Token};
 
 /// Most users in one request.
 const USERS_MAX: usize = 1_000;
@@ -54,22 +53,14 @@ pub(super) async fn of_users(
 async fn lookup(api: &Api, users: &[String]) -> Result<Vec<Value>, Problem> {
     let ids: Result<Vec<UserId>, _> = users.iter().map(|user| UserId::addressable(user)).collect();
     let ids = ids.map_err(|error| Problem(Code::BadId, format!("user: {error}")))?;
-    let unavailable = |error: RoutesError| Problem(Code::Overloaded, error.to_string());
-    let routes = &api.cluster.ports.routes;
-    let rows = routes.lookup(&ids).await.map_err(unavailable)?;
-    // Fetched now: routes left by a dead node must not count, and those of a new node must.
-    let nodes = routes.nodes().await.map_err(unavailable)?;
-    let live = nodes.into_iter().filter(|row| row.lease == Lease::Live).map(|row| row.info.boot);
-    let live: HashSet<NodeBoot> = live.collect();
-    Ok(ids.iter().zip(rows).map(|(user, rows)| presence(user, rows, &live)).collect())
+    let found = connected_devices(&*api.cluster.ports.routes, &ids).await;
+    let found = found.map_err(|error| Problem(Code::Overloaded, error.to_string()))?;
+    Ok(ids.iter().zip(found.of_users).map(|(user, devices)| presence(user, devices)).collect())
 }
 
-fn presence(user: &UserId, rows: Vec<(DeviceId, Token)>, live: &HashSet<NodeBoot>) -> Value {
-    let devices: Vec<Value> = rows
-        .into_iter()
-        .filter(|(_, token)| live.contains(&token.at))
-        .map(|(device, token)| json!({"device": device.as_str(), "node": token.at.node.as_str()}))
-        .collect();
+fn presence(user: &UserId, devices: Vec<(DeviceId, Token)>) -> Value {
+    let device = |(device, token): &(DeviceId, Token)| json!({"device": device.as_str(), "node": token.at.node.as_str()});
+    let devices: Vec<Value> = devices.iter().map(device).collect();
     json!({"user": user.as_str(), "online": !devices.is_empty(), "devices": devices})
 }
 
@@ -78,16 +69,15 @@ mod tests {
     use tidegate_protocol::id::NodeId;
 
     use super::*;
+    use crate::routes::NodeBoot;
 
     #[test]
-    fn device_on_a_node_without_a_live_lease_is_offline() {
-        let at = |node: &str, boot| NodeBoot { node: NodeId::new(node).unwrap(), boot };
-        let row = |device: &str, at: NodeBoot| (DeviceId::new(device).unwrap(), Token { at, epoch: 1 });
-        let (bob, live) = (UserId::new("bob").unwrap(), HashSet::from([at("n1", 7)]));
-        let shown = presence(&bob, vec![row("phone", at("n1", 7)), row("desk", at("n2", 1))], &live);
-        let phone = json!([{"device": "phone", "node": "n1"}]);
-        assert_eq!(shown, json!({"user": "bob", "online": true, "devices": phone}));
-        let shown = presence(&bob, vec![row("phone", at("n1", 6))], &live);
-        assert_eq!(shown, json!({"user": "bob", "online": false, "devices": []}), "another run of the node");
+    fn user_is_online_with_a_connected_device() {
+        let at = NodeBoot { node: NodeId::new("n1").unwrap(), boot: 7 };
+        let phone = (DeviceId::new("phone").unwrap(), Token { at, epoch: 1 });
+        let bob = UserId::new("bob").unwrap();
+        let shown = json!([{"device": "phone", "node": "n1"}]);
+        assert_eq!(presence(&bob, vec![phone]), json!({"user": "bob", "online": true, "devices": shown}));
+        assert_eq!(presence(&bob, vec![]), json!({"user": "bob", "online": false, "devices": []}));
     }
 }

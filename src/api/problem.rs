@@ -165,7 +165,8 @@ fn status_of(code: Code) -> StatusCode {
         | Code::TooManyRevocations
         | Code::TooManyBlocks
         | Code::TooManyBans
-        | Code::LeftOut => StatusCode::CONFLICT,
+        | Code::LeftOut
+        | Code::RoomClosed => StatusCode::CONFLICT,
         Code::KeyInvalid => StatusCode::UNAUTHORIZED,
         Code::Forbidden
         | Code::NotAMember

@@ -23,7 +23,7 @@ use super::{
     messages::{self, batch, edit, recall, signal},
     nodes,
     observe::{event_stream, events, flows, trace, webhooks},
-    presence::{self, person, rooms},
+    presence::{self, closed_rooms, person, rooms},
     problem::codes,
     reload, stats,
 };
@@ -166,7 +166,7 @@ routes! {
     get "/v1/users/{user}/conversations" Read ContentRead [] of_user::list;
     post "/v1/users/{user}/conversations/heads" Read Query [] of_user::heads;
     get "/v1/users/{user}/conversations/{conversation}" Read ContentRead [] of_user::one;
-    patch "/v1/users/{user}/conversations/{conversation}" Messages Change ["readSeq" "minSeq"] marks::change;
+    patch "/v1/users/{user}/conversations/{conversation}" Messages Change ["readSeq" "minSeq" "maxSeq" "push"] marks::change;
     post "/v1/users/{user}/conversations/{conversation}/hide" Messages Change ["seqs"] marks::hide;
     get "/v1/users/{user}/messages" Content ContentRead [] newest::list;
     get "/v1/users/{user}/unread" Read Query [] unread::of_user;
@@ -183,6 +183,7 @@ routes! {
     patch "/v1/groups/{id}/members/{user}" Groups Change ["by" "role" "muted"] groups::member::patch;
     delete "/v1/groups/{id}/members/{user}" Groups Change ["by"] groups::member::remove;
     get "/v1/users/{user}" Read Query [] person::show;
+    patch "/v1/users/{user}" Users Change ["push" "presence"] person::change;
     get "/v1/users/{user}/export" Content ContentRead [] privacy::export::export;
     delete "/v1/users/{user}/data" Users Change [] privacy::erase::erase;
     get "/v1/users/{user}/devices" Read Query [] person::devices;
@@ -192,7 +193,10 @@ routes! {
     delete "/v1/users/{user}/devices/{device}/chain" Users Change [] person::forget_chain;
     get "/v1/rooms" Read Query [] rooms::list;
     get "/v1/rooms/{room}" Read Query [] rooms::one;
+    patch "/v1/rooms/{room}" Groups Change ["closed"] closed_rooms::change;
+    get "/v1/closed-rooms" Read Query [] closed_rooms::list;
     get "/v1/rooms/{room}/members" Read Query [] rooms::members;
+    delete "/v1/rooms/{room}/members/{user}" Groups Change ["device"] rooms::remove;
     get "/v1/users/{user}/groups" Read Query [] groups::lists::of_user;
     post "/v1/groups/{id}/roles" Groups Change ["by" "users" "role"] groups::change_roles;
     post "/v1/groups/{id}/settings" Groups Change ["by"] groups::change_settings;

@@ -181,12 +181,10 @@ pub(super) fn parse_set(text: &[u8]) -> Result<(Vec<TokenKey>, Vec<String>), Str
 /// the tokens; a set has its own.
 ///
 /// # Errors
-/// The file can't be read, is a secret that other accounts can read, or has other content.
+/// The file can't be read, is a secret that other accounts can read, or has other content; the text names the cure.
 pub fn read_keys(path: &Path, id: Option<&str>) -> io::Result<Vec<TokenKey>> {
-    let wrong =
-        |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()));
-    let text =
-        private::read_public(path).map_err(|error| io::Error::new(error.kind(), wrong(error.to_string())))?;
+    let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let text = private::read_public(path)?;
     let start = text.trim_ascii_start();
     if start.starts_with(b"-----") {
         return Ok(vec![TokenKey::from_pem(&text, id).map_err(wrong)?]);

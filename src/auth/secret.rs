@@ -45,20 +45,26 @@ pub fn create_key(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 /// The file is missing or unreadable, or is not 64 hex digits.
 pub fn load_key(data: &Path) -> io::Result<Vec<u8>> {
-    read_key(&data.join(KEY_FILE))
+    let file = data.join(KEY_FILE);
+    read_key(&file).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => error,
+        io::ErrorKind::InvalidData => {
+            let why = format!("{}: {error}; remove it to get a new key", file.display());
+            io::Error::new(error.kind(), why)
+        }
+        kind => io::Error::new(kind, format!("{}: {error}", file.display())),
+    })
 }
 
 /// Reads a key file.
 ///
 /// # Errors
-/// The file is missing or unreadable, other accounts than its owner and group may read it, or it is not 64 hex digits.
+/// The file is missing or unreadable, other accounts than its owner and group may read it, or it is not 64 hex digits; the
+/// text names the cure, but not the file, which the caller adds.
 pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
-    let text = private::read(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => error,
-        kind => io::Error::new(kind, format!("{}: {error}", path.display())),
-    })?;
-    let wrong = || format!("{} is not 64 hex digits; remove it to get a new key", path.display());
-    decode_hex(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, wrong()))
+    let text = private::read(path)?;
+    let wrong = "it is not 64 hex digits, as `openssl rand -hex 32` makes them";
+    decode_hex(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, wrong))
 }
 
 fn decode_hex(text: &[u8]) -> Option<Vec<u8>> {

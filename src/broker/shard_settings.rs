@@ -163,6 +163,7 @@ impl Broker {
                 edit_within: Arc::new(Live::new(settings.edit_within)),
             },
             rooms: Arc::clone(&self.rooms),
+            watches: Arc::clone(&self.watches),
             best_effort: self.remote.as_ref().map(|remote| Arc::clone(&remote.best_effort)),
             runtime: Handle::current(),
             metrics: self.metrics.clone(),

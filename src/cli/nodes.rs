@@ -21,7 +21,7 @@ mod limits;
 pub mod storms;
 mod watch;
 
-pub use bans::{BansArgs, bans};
+pub use bans::{BanArgs, BansArgs, UnbanArgs, ban, bans, unban};
 pub use limits::{LimitsArgs, limits};
 
 /// Arguments of `tidegate where`.

@@ -11,8 +11,8 @@ use tidegate_protocol::machine::drain::{self, Plan};
 
 use crate::{
     budget::Admission,
-    config::Config,
-    node::{LAST_STEPS_MAX, keys},
+    config::{Config, ConfigError},
+    node::{self, LAST_STEPS_MAX},
     private,
 };
 
@@ -48,7 +48,8 @@ pub struct ConfigArgs {
 
 #[derive(clap::Subcommand, Debug)]
 enum ConfigCommand {
-    /// List all problems of a configuration, and check that a drain of a full node fits into the grace period
+    /// List all problems of a configuration and of the files that it names, and check that a drain of a full node fits into
+    /// the grace period
     Check(CheckArgs),
     /// Write a file with every setting, its default and what it is for
     Init(InitArgs),
@@ -85,6 +86,9 @@ struct CheckArgs {
     /// Seconds between SIGTERM and SIGKILL, such as terminationGracePeriodSeconds of a pod or TimeoutStopSec of a unit
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
+    /// Check no files: those that the configuration names are on another machine
+    #[arg(long)]
+    without_files: bool,
 }
 
 /// Prints the plan of a drain.
@@ -157,27 +161,55 @@ fn init(args: &InitArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the configuration, and that a drain of a full node fits.
+/// Checks the configuration, the files that it names, and that a drain of a full node fits.
 fn check(args: &CheckArgs) -> anyhow::Result<()> {
-    let config = args.source.load()?;
-    let conns = Admission::new(config.limits.conns_max, 0).conns_max();
-    let settings = config.drain_settings();
-    let plan = drain::plan(conns, &settings);
-    let mut problems: Vec<String> = deadline_problem(&plan, settings.deadline).into_iter().collect();
-    let needed = grace(&plan, settings.deadline);
-    if let Some(given) = args.grace.filter(|given| *given < needed) {
-        problems.push(format!(
-            "--grace {given}: a drain of {conns} clients (limits.conns_max) may take {needed} s; grant that much, or lower \
-             limits.conns_max or drain.deadline_ms"
-        ));
+    let source = &args.source;
+    let (config, mut problems) = Config::read(source.config.as_deref(), &source.set)?;
+    // A drain with wrong settings can't be planned.
+    let drain = problems.is_empty().then(|| FullDrain::plan(&config, args.grace));
+    if !args.without_files {
+        problems.extend(node::file_problems(&config));
     }
-    problems.extend(grace_problem(&config));
-    keys::keyring(&config.auth, &[])?;
-    if !problems.is_empty() {
-        bail!("the configuration is valid, but the drain does not fit:\n  {}", problems.join("\n  "));
+    match drain {
+        Some(FullDrain { conns, needed, problems: unfit }) if problems.is_empty() => {
+            if !unfit.is_empty() {
+                bail!("the configuration is valid, but the drain does not fit:\n  {}", unfit.join("\n  "));
+            }
+            println!("the configuration is valid; a drain of {conns} clients takes at most {needed} s");
+            Ok(())
+        }
+        drain => {
+            problems.extend(drain.into_iter().flat_map(|drain| drain.problems));
+            Err(ConfigError(problems).into())
+        }
     }
-    println!("the configuration is valid; a drain of {conns} clients takes at most {needed} s");
-    Ok(())
+}
+
+/// Plan of the drain of a full node.
+struct FullDrain {
+    conns: usize,
+    /// Longest time, in seconds.
+    needed: u64,
+    problems: Vec<String>,
+}
+
+impl FullDrain {
+    /// Plans the drain, and collects the reasons for which it does not fit.
+    fn plan(config: &Config, given: Option<u64>) -> Self {
+        let conns = Admission::new(config.limits.conns_max, 0).conns_max();
+        let settings = config.drain_settings();
+        let plan = drain::plan(conns, &settings);
+        let mut problems: Vec<String> = deadline_problem(&plan, settings.deadline).into_iter().collect();
+        let needed = grace(&plan, settings.deadline);
+        if let Some(given) = given.filter(|given| *given < needed) {
+            problems.push(format!(
+                "--grace {given}: a drain of {conns} clients (limits.conns_max) may take {needed} s; grant that much, or lower \
+                 limits.conns_max or drain.deadline_ms"
+            ));
+        }
+        problems.extend(grace_problem(config));
+        Self { conns, needed, problems }
+    }
 }
 
 impl ConfigSource {

@@ -342,7 +342,10 @@ fn greet(
     let [all, data, one] = [&args.data, &last.data, &first.data]
         .map(|path| banner::quoted(&path.to_string_lossy()).into_owned());
     let own = args.data.join(KEY_FILE).canonicalize().ok().filter(|own| *own == config.auth.key_file);
-    let own = own.map(|own| auth::read_key(&own)).transpose().context("the token key")?;
+    let own = own.map(|own| {
+        auth::read_key(&own).with_context(|| format!("the token key {} can't be used", own.display()))
+    });
+    let own = own.transpose()?;
     banner::console(config.console(), config.is_development(), &at.admin_url());
     banner::tokens(own.as_deref(), &format!("{program} token alice --data {one}"));
     banner::line("");

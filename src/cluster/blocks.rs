@@ -248,6 +248,23 @@ impl Cluster {
         }
     }
 
+    /// Returns whether the recipient of a direct conversation blocks the sender, by the store if the node does not know.
+    ///
+    /// # Errors
+    /// Those of [`Self::look_up_block`].
+    pub async fn is_blocked(
+        &self,
+        sender: &UserId,
+        conversation: &ConversationId,
+        until: time::Instant,
+    ) -> Result<bool, StoreError> {
+        let verdict = match self.block_verdict(sender, conversation) {
+            BlockVerdict::Unknown => self.look_up_block(sender, conversation, until).await?,
+            known => known,
+        };
+        Ok(verdict != BlockVerdict::Allowed)
+    }
+
     /// Looks the verdict up in the store and remembers it.
     ///
     /// # Errors

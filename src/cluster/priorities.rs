@@ -57,8 +57,7 @@ impl GuardHandler for PriorityHandler {
             if class.is_none() && row.value.is_some() {
                 log_limited!(warn, %user, "priority of a user is undecodable; that of the token is in force");
             }
-            let is_live = row.until_ms.is_none_or(|until| until > now_ms);
-            let priority = class.filter(|_| is_live);
+            let priority = class.filter(|_| !row.has_ended(now_ms));
             self.0.set(&user, priority.map(|class| UserPriority { class, until_ms: row.until_ms }));
         }
     }
@@ -68,7 +67,7 @@ impl GuardHandler for PriorityHandler {
     }
 
     async fn time_passed(&self, now_ms: u64) {
-        self.0.expire(now_ms);
+        self.0.expire(|priority| priority.has_ended(now_ms));
     }
 }
 

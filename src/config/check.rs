@@ -27,6 +27,7 @@ impl Config {
         );
         self.check_profile(&mut need);
         self.kafka.check(timing.reply_ms, &mut need);
+        self.hooks.check_times(timing.reply_ms, &mut need);
         need(self.node.shards <= crate::directory::SHARDS_MAX, "node.shards: at most 64");
         self.check_client_port(&mut need);
         self.limits.check(&mut need);
@@ -177,9 +178,10 @@ impl ListenConfig {
 
 impl FaultConfig {
     fn check(&self, need: &mut impl FnMut(bool, &str)) {
+        let is_off = self.panic_on_msg_id.is_empty() && self.rules_max == 0 && self.webhook_aside_ms == 0;
         need(
-            cfg!(debug_assertions) || (self.panic_on_msg_id.is_empty() && self.rules_max == 0),
-            "fault.panic_on_msg_id, fault.rules_max: not available in a release build; remove them",
+            cfg!(debug_assertions) || is_off,
+            "fault.panic_on_msg_id, fault.rules_max, fault.webhook_aside_ms: not available in a release build; remove them",
         );
         need(
             ["", "connection", "shard", "owner"].contains(&self.panic_in.as_str()),
@@ -232,6 +234,15 @@ impl LimitsConfig {
         need(
             limits.signals_per_second <= 1_000,
             "limits.signals_per_second: at most 1000, or a connection could keep a shard busy with them",
+        );
+        need(
+            (1_000..=10_000_000).contains(&limits.watched_members_max),
+            "limits.watched_members_max: between 1000 and 10000000; to report no user, set limits.watched_max = 0",
+        );
+        need((1..=10_000).contains(&limits.watches_per_user), "limits.watches_per_user: between 1 and 10000");
+        need(
+            (1..=100_000).contains(&limits.presence_users_per_second),
+            "limits.presence_users_per_second: between 1 and 100000; to report no user, set limits.watched_max = 0",
         );
         need(limits.in_flight_max > 0, "limits.in_flight_max: at least 1");
         need(

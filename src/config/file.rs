@@ -28,7 +28,7 @@ pub(super) fn check(file: &Path) -> Result<(), ConfigError> {
 }
 
 /// Returns the text of an error without quoted lines and values of the file, which may be passwords in the wrong place.
-pub(super) fn without_values(error: &str) -> String {
+pub fn without_values(error: &str) -> String {
     // Quoted lines are those with a bar: ` 3 | url = "redis://:secret@r1"`.
     let is_quote = |line: &str| {
         let begin = line.split_once('|').map(|(begin, _)| begin.trim());

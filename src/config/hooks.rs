@@ -40,7 +40,7 @@ pub struct HooksConfig {
     /// Live rooms whose messages hooks.before_url is asked about, such as `r:hall`, or `r:news.*` for all that begin so; none by
     /// default.
     pub before_rooms: Vec<String>,
-    /// Longest time of one such question, the wait for others included.
+    /// Longest time of one such question, all waits included; with hooks.allow_timeout_ms less than timing.reply_ms.
     pub before_timeout_ms: u64,
     /// File with the secret that signs the requests, mode 600: one or two lines `whsec_…`, each with the base64 of 24 to
     /// 64 random bytes. Has to be set with a URL.
@@ -150,12 +150,22 @@ impl HooksConfig {
     /// Returns the longest time of all questions about one message.
     pub(crate) fn asked_ms_max(&self) -> u64 {
         let asked = [(&self.allow_url, self.allow_timeout_ms), (&self.before_url, self.before_timeout_ms)];
-        asked.iter().filter(|(url, _)| !url.is_empty()).map(|(_, ms)| ms).sum()
+        let asked = asked.iter().filter(|(url, _)| !url.is_empty()).map(|(_, ms)| *ms);
+        asked.fold(0, u64::saturating_add)
     }
 
     /// Returns the time for which an answer holds that names none.
     pub fn allow_ttl(&self) -> Duration {
         Duration::from_millis(self.allow_ttl_ms)
+    }
+
+    /// Checks that the questions about a message are answered before its sender gets UNKNOWN, after `reply_ms`.
+    pub(super) fn check_times(&self, reply_ms: u64, need: &mut impl FnMut(bool, &str)) {
+        need(
+            self.before_url.is_empty() || self.asked_ms_max() < reply_ms,
+            "hooks.before_timeout_ms: with hooks.allow_timeout_ms, if hooks.allow_url is set, less than timing.reply_ms, after \
+             which the sender gets UNKNOWN; lower them, or raise timing.reply_ms",
+        );
     }
 
     pub(super) fn check(&self, handshake_ms: u64, origins: &[String], need: &mut impl FnMut(bool, &str)) {
@@ -259,7 +269,7 @@ impl HooksConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::problem;
+    use super::{super::check::problem, HooksConfig};
 
     #[test]
     fn login_cookies_need_the_origins_of_pages() {
@@ -276,6 +286,19 @@ mod tests {
             let found = with(&[&format!("hooks.login_cookies={names}"), page]);
             assert!(found.contains("at most 8 names"), "{names}: {found}");
         }
+    }
+
+    #[test]
+    fn times_of_any_size_have_a_sum() {
+        let url = || "https://app.example/".to_owned();
+        let hooks = HooksConfig {
+            allow_url: url(),
+            before_url: url(),
+            allow_timeout_ms: u64::MAX,
+            before_timeout_ms: 1,
+            ..HooksConfig::default()
+        };
+        assert_eq!(hooks.asked_ms_max(), u64::MAX);
     }
 
     #[test]
@@ -303,6 +326,18 @@ mod tests {
         ] {
             assert!(problem(&[secret, wrong]).contains(why), "{wrong}: {}", problem(&[secret, wrong]));
         }
+        let settings = [secret, before, "hooks.before_fail=open", "hooks.before_timeout_ms=2000"];
+        let with = |more: &[&str]| problem(&[&settings[..], more].concat());
+        let allow = [url, "hooks.allow_fail=open", "hooks.allow_timeout_ms=600"];
+        assert_eq!(with(&["timing.reply_ms=2001"]), "");
+        assert_eq!(
+            problem(&[secret, "hooks.before_timeout_ms=3000", "timing.reply_ms=2000"]),
+            "",
+            "it is off"
+        );
+        assert!(with(&["timing.reply_ms=2000"]).contains("raise timing.reply_ms"));
+        assert!(with(&[&allow[..], &["timing.reply_ms=2600"]].concat()).contains("raise timing.reply_ms"));
+        assert_eq!(with(&[&allow[..], &["timing.reply_ms=2601"]].concat()), "");
         let slow = ["hooks.login_timeout_ms=5000", "hooks.login_url=http://127.0.0.1/"];
         assert!(problem(&[secret, slow[0], slow[1]]).contains("less than timing.handshake_ms"));
     }

@@ -35,6 +35,7 @@ const LIVE_KEYS: &[&str] = &[
     "hooks.insecure",
     "hooks.in_flight_max",
     "hooks.waiting_max",
+    "webhooks.ca_file",
     "limits.conns_max",
     "limits.conns_per_ip",
     "limits.address_logins_per_second",

@@ -21,7 +21,8 @@ pub struct WebhooksConfig {
     /// Hosts, as the URLs of endpoints name them, that may get what people wrote; without the port. A key of the admin API
     /// can then send it nowhere else. Empty: none, and on a node for development those of its own machine.
     pub content_hosts: Vec<String>,
-    /// PEM file of the authorities that signed the certificates of the URLs. Empty: those of the system.
+    /// PEM file of the authorities that signed the certificates of the URLs, read again at each reload. Empty: those of the
+    /// system.
     pub ca_file: PathBuf,
 }
 

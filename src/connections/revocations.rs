@@ -1,12 +1,11 @@
 //! Revocations of tokens: stored, put in force on this node, and announced to the others, which also follow the store.
 
-use std::{sync::Arc, time::Duration};
+use std::{future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
 use tokio::time;
 
-use super::{ClosedConnections, Connections, in_time, sum};
+use super::{Connections, OrderOutcome};
 use crate::{
     clock::wall_ms,
     cluster::{Followed, FollowedPage},
@@ -30,7 +29,7 @@ const LOAD_PAGE_ROWS: usize = REVOCATIONS_MAX;
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Outcome of a revocation that is in force on this node.
-pub type Revoked = ClosedConnections;
+pub type Revoked = OrderOutcome;
 
 /// Refusal of a revocation, which changed nothing.
 #[derive(Debug)]
@@ -64,12 +63,9 @@ impl Connections {
             return Err(RevokeError::UserFull);
         }
         let here = self.revoke_here(revocation.clone()).await;
-        let others = self.others();
-        let link = &self.cluster.ports.link;
-        let calls = others.iter().map(|run| in_time(link.revoke(run, revocation.clone())));
-        let answers = join_all(calls).await;
-        let own = std::iter::once((self.cluster.me.clone(), here));
-        Ok(sum(own.chain(others.into_iter().zip(answers))))
+        let (others, link) = (self.others(), &self.cluster.ports.link);
+        let here = Some(future::ready(here));
+        Ok(self.on_nodes(here, &others, |run| link.revoke(run, revocation.clone())).await)
     }
 
     /// Puts a stored revocation in force on this node; returns how many connections were closed.

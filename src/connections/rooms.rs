@@ -1,14 +1,14 @@
 //! Live rooms of all nodes and their members, as they are while the nodes are asked.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 use tidegate_protocol::id::ConversationId;
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{CALL_TIMEOUT, Connections, in_time, noted};
+use super::{CALL_TIMEOUT, Connections, OrderOutcome, in_time, noted};
 use crate::{
-    link::{LinkError, RoomCount, RoomMember, RoomsPage, RoomsQuery},
+    link::{LinkError, RoomCount, RoomMember, RoomRemoval, RoomsPage, RoomsQuery},
     mail::{ConnectionOrder, Mail, ShardHandle},
     routes::NodeBoot,
 };
@@ -127,6 +127,22 @@ impl Connections {
         rows.dedup_by(|next, kept| next.member == kept.member);
         let (rows, has_more) = first(rows, limit);
         Ok(RoomList { rows, has_more, silent })
+    }
+
+    /// Removes connections of this node from a live room; returns how many.
+    ///
+    /// # Errors
+    /// A shard is busy for too long; it carries the removal out later.
+    pub async fn remove_from_room_here(&self, removal: RoomRemoval) -> Result<u64, LinkError> {
+        let removal = Arc::new(removal);
+        self.order_here(|reply| ConnectionOrder::RemoveFromRoom(Arc::clone(&removal), reply)).await
+    }
+
+    /// Removes the connections of a user from a live room on all nodes. They stay open, and may join again.
+    pub async fn remove_from_room(&self, removal: &RoomRemoval) -> OrderOutcome {
+        let (others, link) = (self.others(), &self.cluster.ports.link);
+        let here = Some(self.remove_from_room_here(removal.clone()));
+        self.on_nodes(here, &others, |run| link.remove_from_room(run, removal.clone())).await
     }
 
     async fn ask_for_rooms(&self, query: &RoomsQuery) -> Result<RoomReplies, RoomListBusy> {

@@ -1,4 +1,6 @@
-//! Clear: truncates a conversation for one user, on all devices, without effect for other users (SPEC 7).
+//! Clear and bound: the ends of what one user can read of a conversation, on all devices, without effect for other users (SPEC 7).
+//!
+//! A clear is permanent. A bound is set by the admin API alone, which can move it in both directions.
 
 use tidegate_protocol::{
     id::{ConversationId, UserId},
@@ -14,7 +16,8 @@ use crate::{
     store::{Mark, Personal, Store},
 };
 
-/// Clears the conversation up to `seq`, or to its end. Returns the new position if it moved; it only moves forward.
+/// Clears the conversation up to `seq`, or to its end, also above the user's bound. Returns the new position if it moved; it only
+/// moves forward.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
@@ -26,9 +29,7 @@ pub async fn clear(
     seq: u64,
     above: BeyondHead,
 ) -> Result<Option<Mark>, Refusal> {
-    let mark =
-        read_position::advance(store, user, conversation, seq, above, |view| view.user_state().cleared.seq)
-            .await?;
+    let mark = read_position::clear(store, user, conversation, seq, above).await?;
     let Some(mark) = mark else {
         // An earlier change of this position may not be durable yet; wait until it is.
         store.save_marks(&[]).await.map_err(store_unavailable)?;
@@ -37,6 +38,30 @@ pub async fn clear(
     let change = (user.clone(), conversation.clone(), Personal::Cleared(mark));
     store.save_marks(&[change]).await.map_err(store_unavailable)?;
     Ok(Some(mark))
+}
+
+/// Bounds what the user can read of the conversation to `seq`, or to its end if that is lower; `None` removes the bound.
+///
+/// # Errors
+/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
+/// unstored messages up to `seq`.
+pub async fn bound(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    seq: Option<u64>,
+    above: BeyondHead,
+) -> Result<(), Refusal> {
+    let bound = match seq {
+        Some(seq) => read_position::bound(store, user, conversation, seq, above).await?.map(Some),
+        None => {
+            read_position::whole_view(store, user, conversation, above, 0).await?;
+            Some(None)
+        }
+    };
+    let change = bound.map(|bound| (user.clone(), conversation.clone(), Personal::Bound(bound)));
+    // Without a change, an earlier one may not be durable yet; wait until it is.
+    store.save_marks(change.as_slice()).await.map_err(store_unavailable)
 }
 
 /// Returns the seq and the frame for the user's other devices.

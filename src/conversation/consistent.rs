@@ -7,6 +7,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::session::{Pull, Query, Which},
     pb::{self, server_frame::Body as FrameBody},
+    settings::Push,
 };
 use tokio::time::timeout;
 
@@ -15,10 +16,16 @@ use super::{
     history::{self, FoundPage, PageBytes},
     mark_read,
     read_budget::{ReadBudget, ReadTurn},
-    read_position::{BeyondHead, NO_MESSAGES, NOT_STORED},
+    read_position::{self, BeyondHead, NO_MESSAGES, NOT_STORED},
     reader::{Reader, Viewer},
+    refusal::store_unavailable,
 };
-use crate::{bus::partition_of, cluster::Cluster, mail::Refusal, store::Store};
+use crate::{
+    bus::partition_of,
+    cluster::Cluster,
+    mail::Refusal,
+    store::{Personal, Store},
+};
 
 /// Reads of one caller, each in its turn among those of other callers.
 pub struct ConsistentReads<'a, K: Clone + Eq + Hash = UserId> {
@@ -60,16 +67,45 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
     /// # Errors
     /// Those of [`history::pull_where`] and of [`Self::turn`].
     pub async fn page(&self, reader: &Reader, pull: &Pull) -> Result<pb::Page, Refusal> {
-        self.cluster.barrier_in(partition_in(self.cluster, &pull.conversation)).await;
+        self.read(&pull.conversation, |above| history::pull_where(self.store, reader, pull, above)).await
+    }
+
+    /// Returns the number of members of a conversation that the user is a member of now. Like [`Self::page`], it refuses
+    /// permanently only what the store is sure of.
+    ///
+    /// # Errors
+    /// Those of [`Viewer::view`] and of [`Self::turn`]; `NOT_A_MEMBER` also for a former member.
+    pub async fn members(&self, user: &UserId, conversation: &ConversationId) -> Result<u64, Refusal> {
+        self.read(conversation, |above| self.members_where(user, conversation, above)).await
+    }
+
+    async fn members_where(
+        &self,
+        user: &UserId,
+        conversation: &ConversationId,
+        above: BeyondHead,
+    ) -> Result<u64, Refusal> {
+        let summary = above.summary(self.store, Some(user), conversation).await?;
+        let is_in = summary.member_view.is_some_and(|it| it.member.is_in()) && summary.head.deleted_seq == 0;
+        if is_in { Ok(summary.members) } else { Err(above.not_a_member(summary.archived)) }
+    }
+
+    /// Reads in a turn after the read barrier, and reads again if a refusal may be wrong.
+    async fn read<T, F: Future<Output = Result<T, Refusal>>>(
+        &self,
+        conversation: &ConversationId,
+        read: impl Fn(BeyondHead) -> F,
+    ) -> Result<T, Refusal> {
+        self.cluster.barrier_in(partition_in(self.cluster, conversation)).await;
         let turn = self.turn().await?;
-        let found = history::pull(self.store, reader, pull).await;
+        let found = read(BeyondHead::Nothing).await;
         drop(turn);
         if !self.may_be_missing(&found) {
             return found;
         }
-        let above = beyond_head_after_barrier(self.cluster, &pull.conversation).await;
+        let above = beyond_head_after_barrier(self.cluster, conversation).await;
         let _turn = self.turn().await?;
-        history::pull_where(self.store, reader, pull, above).await
+        read(above).await
     }
 
     /// Changes the user's own state of a conversation; returns the seq and the frame for the user's devices, if it changed.
@@ -82,8 +118,54 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         conversation: &ConversationId,
         query: &Query,
     ) -> Result<Option<(u64, FrameBody)>, Refusal> {
+        self.checked(conversation, |above| self.change_where(user, query, above)).await
+    }
+
+    /// Sets or removes the bound of what the user can read of a conversation.
+    ///
+    /// # Errors
+    /// Those of [`Self::turn`] and of [`clear::bound`].
+    pub async fn bound(
+        &self,
+        user: &UserId,
+        conversation: &ConversationId,
+        seq: Option<u64>,
+    ) -> Result<(), Refusal> {
+        self.checked(conversation, |above| clear::bound(self.store, user, conversation, seq, above)).await
+    }
+
+    /// Sets or removes the preference of a user for push notices of a conversation that the user is or was in.
+    ///
+    /// # Errors
+    /// Those of [`Self::turn`]; `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message
+    /// yet.
+    pub async fn prefer(
+        &self,
+        user: &UserId,
+        conversation: &ConversationId,
+        push: Option<Push>,
+    ) -> Result<(), Refusal> {
+        self.checked(conversation, |above| async move {
+            read_position::whole_view(self.store, user, conversation, above, 0).await?;
+            let change = (user.clone(), conversation.clone(), Personal::Push(push));
+            self.store.save_marks(&[change]).await.map_err(store_unavailable)
+        })
+        .await
+    }
+
+    /// Makes a check or a change in a turn, and makes it again after the read barrier if the store may lack what it needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::turn`], and of the change.
+    pub(crate) async fn checked<T, F: Future<Output = Result<T, Refusal>>>(
+        &self,
+        conversation: &ConversationId,
+        change: impl Fn(BeyondHead) -> F,
+    ) -> Result<T, Refusal> {
         let first = beyond_head_before_barrier(self.cluster);
-        let changed = self.change_where(user, query, first).await;
+        let turn = self.turn().await?;
+        let changed = change(first).await;
+        drop(turn);
         if first != BeyondHead::Unknown || !matches!(changed, Err((Code::NotYet, _))) {
             return changed;
         }
@@ -92,7 +174,8 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
             Some(max) => timeout(max, barrier).await.unwrap_or(BeyondHead::Unknown),
             None => barrier.await,
         };
-        self.change_where(user, query, above).await
+        let _turn = self.turn().await?;
+        change(above).await
     }
 
     async fn change_where(
@@ -101,7 +184,6 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         query: &Query,
         above: BeyondHead,
     ) -> Result<Option<(u64, FrameBody)>, Refusal> {
-        let _turn = self.turn().await?;
         let store = self.store;
         Ok(match query {
             Query::Read { conversation, seq } => {
@@ -124,7 +206,8 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
             | Query::Positions(_)
             | Query::Recall { .. }
             | Query::Edit { .. }
-            | Query::Leave(_) => None,
+            | Query::Leave(_)
+            | Query::Watch { .. } => None,
         })
     }
 
@@ -150,7 +233,9 @@ pub(crate) async fn read_history(
     above: BeyondHead,
 ) -> Result<FoundPage, Refusal> {
     let found = history::read(store, viewer, pull, bytes, above).await?;
-    let is_in_doubt = above.may_be_more(found.archived) && reaches_end(pull, &found);
+    // Whatever the store lacks lies above a bound that it reaches.
+    let may_be_more = !found.view.is_bounded() && above.may_be_more(found.archived);
+    let is_in_doubt = may_be_more && reaches_end(pull, &found);
     if is_in_doubt { Err(NOT_STORED) } else { Ok(found) }
 }
 
@@ -190,10 +275,7 @@ pub(crate) async fn beyond_head(cluster: &Cluster, conversation: &ConversationId
 }
 
 /// Passes the read barrier of the partition, then returns what is known of seqs above the store's last one (ADR 16).
-pub(crate) async fn beyond_head_after_barrier(
-    cluster: &Cluster,
-    conversation: &ConversationId,
-) -> BeyondHead {
+async fn beyond_head_after_barrier(cluster: &Cluster, conversation: &ConversationId) -> BeyondHead {
     let partition = partition_in(cluster, conversation);
     match cluster.barrier_of(partition).await {
         Some(below) => BeyondHead::NothingIfArchived { partition, below },

@@ -26,7 +26,7 @@ pub const HIDDEN_MAX: usize = 500;
 /// Approximate limit on the bytes of rows read at a time.
 const HIDE_PAGE_BYTES: usize = 1 << 20;
 
-/// Hides those of `seqs` (ascending) that the user can see, and returns them.
+/// Hides those of `seqs` (ascending) that the user can see, or has got above a bound, and returns them.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet,
@@ -40,7 +40,7 @@ pub async fn hide(
     above: BeyondHead,
 ) -> Result<Vec<u64>, Refusal> {
     let highest = seqs.iter().copied().max().unwrap_or_default();
-    let view = read_position::checked_view(store, user, conversation, above, highest).await?;
+    let view = read_position::whole_view(store, user, conversation, above, highest).await?;
     let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
     let hidden_before = view.user_state().hidden.iter().filter(|it| it.seq > forget).count();

@@ -69,13 +69,20 @@ pub async fn pull_where(
     above: BeyondHead,
 ) -> Result<pb::Page, Refusal> {
     let found = read(store, Viewer::User(reader), pull, CLIENT_PAGE, above).await?;
-    let page = found.page.ok_or_else(|| beyond(&found.view, above, found.archived))?;
+    let (page, complete_to) = match found.page {
+        Some(page) => {
+            // Backward from above the bound, the page names what it passes over.
+            let last = page.expired.iter().map(|range| range.last).max().unwrap_or(0);
+            (page, last.max(found.view.max()))
+        }
+        None => above_bound(&found.view, pull).ok_or_else(|| beyond(&found.view, above, found.archived))?,
+    };
     Ok(pb::Page {
         conversation: pull.conversation.to_string(),
         messages: page.rows.iter().filter_map(|row| page.push_of(row)).collect(),
         recalled: page.recalled,
         expired: page.expired,
-        complete_to: found.view.max(),
+        complete_to,
     })
 }
 
@@ -146,6 +153,27 @@ pub(crate) async fn read(
     Ok(FoundPage { page: Some(page.page), view, archived })
 }
 
+/// Returns a page that names stored seqs above the bound of a member as unavailable, and the last of them; `None` if the pull asks
+/// for none.
+///
+/// Pushes go on above the bound. With `NOT_YET` a client would wait for ever for what is missing below them.
+fn above_bound(view: &View, pull: &Pull) -> Option<(HistoryPage, u64)> {
+    if !view.is_in {
+        return None;
+    }
+    let range = |first: u64, last: u64| (first <= last).then_some(pb::SeqRange { first, last });
+    let expired: Vec<pb::SeqRange> = match &pull.which {
+        Which::After(cursor) => range(cursor.saturating_add(1), view.end()).into_iter().collect(),
+        Which::Around(seq) => range(*seq, view.end()).into_iter().collect(),
+        Which::Seqs(seqs) => {
+            seqs.iter().filter(|seq| **seq <= view.end()).filter_map(|seq| range(*seq, *seq)).collect()
+        }
+        Which::Since(_) | Which::Before(_) => Vec::new(),
+    };
+    let last = expired.last()?.last;
+    Some((HistoryPage { expired, ..HistoryPage::default() }, last))
+}
+
 /// Returns the refusal of a pull beyond the last seq.
 fn beyond(view: &View, above: BeyondHead, archived: Option<u64>) -> Refusal {
     if view.is_in {
@@ -196,8 +224,8 @@ impl Paging<'_> {
         Ok(())
     }
 
-    /// Adds entries before `cursor` from at most one of the user's ranges, and the gap after it. With the lowest
-    /// range it also adds the gap before it.
+    /// Adds entries before `cursor` from at most one of the user's ranges, and the gap after it, also that above a bound. With
+    /// the lowest range it also adds the gap before it.
     async fn before(
         &mut self,
         view: &View,
@@ -206,6 +234,10 @@ impl Paging<'_> {
         bytes: PageBytes,
     ) -> Result<(), Refusal> {
         let end = cursor.saturating_sub(1).min(view.max());
+        // From its end on, the conversation is that of the bound; a pushed entry is above it.
+        if view.is_bounded() && cursor < u64::MAX {
+            self.expired(view.max() + 1, view.end().min(cursor.saturating_sub(1)));
+        }
         let is_there = |span: &&Span| span.first <= end && span.last.min(end) > view.removed_to();
         let Some(span) = view.spans.iter().rev().find(is_there) else {
             self.expired(1, end);

@@ -13,8 +13,8 @@ use super::{
     refusal::store_unavailable,
 };
 use crate::{
-    delivery::best_effort::BestEffortSender,
-    directory::{Directory, ShardSet},
+    delivery::{best_effort::BestEffortSender, signals::route_signal},
+    directory::Directory,
     mail::{Audience, ConnKey, Delivery, Item, Mail, Refusal, ShardHandles, Volatile},
     store::{Mark, Personal, Store},
 };
@@ -31,7 +31,7 @@ pub async fn read(
     seq: u64,
     above: BeyondHead,
 ) -> Result<Option<Mark>, Refusal> {
-    let mark = read_position::advance(store, user, conversation, seq, above, |view| view.mark().seq).await?;
+    let mark = read_position::read(store, user, conversation, seq, above).await?;
     let Some(mark) = mark else {
         // An earlier change of this mark may not be durable yet; wait until it is.
         store.save_marks(&[]).await.map_err(store_unavailable)?;
@@ -63,24 +63,7 @@ impl Devices {
     /// Sends a signal to the other nodes and to the shards of its recipients; a shard with a full mailbox is skipped, and
     /// what the queue to the other nodes has no room for is dropped. Returns the number of shards that were skipped.
     pub fn signal(&self, signal: &Volatile) -> u64 {
-        let users = match &signal.audience {
-            Audience::Users(users) => Some(users),
-            Audience::Members | Audience::Sessions(_) => None,
-        };
-        match (&self.best_effort, users, &signal.only) {
-            (Some(others), Some(users), _) => {
-                others.signal_to_users(&signal.conversation, users, &signal.frame);
-            }
-            (Some(others), None, Some(members)) => {
-                others.signal_to_group(&signal.conversation, members, &signal.frame);
-            }
-            _ => {}
-        }
-        let mut at = ShardSet::default();
-        match users {
-            Some(users) => users.iter().for_each(|user| at.extend(self.directory.user(user))),
-            None => at = self.directory.conversation(&signal.conversation),
-        }
+        let at = route_signal(signal, &self.directory, self.best_effort.as_deref());
         let shards = self.shards.get();
         let handles = at.iter().filter_map(|shard| shards?.get(shard));
         handles.filter(|handle| !handle.try_post(Mail::Signal(signal.clone()))).count() as u64

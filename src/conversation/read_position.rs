@@ -1,15 +1,16 @@
-//! Read positions: a seq with the message counts that make unread a subtraction, for read marks and clears.
+//! Read positions: a seq with the message counts that make unread a subtraction, for read marks, clears and bounds.
 
 use tidegate_protocol::{
     Code,
     id::{ConversationId, UserId},
+    machine::ledger::Head,
     record::Body,
 };
 
 use super::{refusal::store_unavailable, unread::View};
 use crate::{
     mail::Refusal,
-    store::{Direction, Mark, PageQuery, Store, StoredRow},
+    store::{Direction, Mark, MemberView, PageQuery, Store, StoredRow, Summary},
 };
 
 /// Rows read at a time while counting a user's own messages.
@@ -40,8 +41,8 @@ impl BeyondHead {
     /// Refuses a seq above the last stored one, while the store may lack entries; `archived` is the offset below which
     /// the store had archived the partition when it was read.
     pub(crate) fn check(self, view: &View, archived: Option<u64>, seq: u64) -> Result<(), Refusal> {
-        // A user who was removed may have been added again since.
-        if seq > view.max() && self.may_be_more(archived) { Err(NOT_STORED) } else { Ok(()) }
+        // A user who was removed may have been added again since. What a bound keeps from the user is stored.
+        if seq > view.end() && self.may_be_more(archived) { Err(NOT_STORED) } else { Ok(()) }
     }
 
     /// Returns the refusal of a user whom the store does not show as a member.
@@ -58,9 +59,25 @@ impl BeyondHead {
         }
     }
 
-    /// Returns the refusal for a conversation that the store lacks altogether, as a copy from before its creation does; `user`
-    /// is `None` for an administrator.
-    pub(crate) async fn no_conversation(
+    /// Reads the summary of a conversation; `user` is `None` for an administrator.
+    ///
+    /// # Errors
+    /// `STORE_UNAVAILABLE` if the store can't be read; `NOT_A_MEMBER`, `NOT_FOUND` or `NOT_YET` if there is no such
+    /// conversation, and `NOT_YET` if the store may lack it.
+    pub(crate) async fn summary(
+        self,
+        store: &dyn Store,
+        user: Option<&UserId>,
+        conversation: &ConversationId,
+    ) -> Result<Summary, Refusal> {
+        match store.summary(conversation, user).await.map_err(store_unavailable)? {
+            Some(summary) => Ok(summary),
+            None => Err(self.no_conversation(store, user, conversation).await),
+        }
+    }
+
+    /// Returns the refusal for a conversation that the store lacks altogether, as a copy from before its creation does.
+    async fn no_conversation(
         self,
         store: &dyn Store,
         user: Option<&UserId>,
@@ -92,24 +109,72 @@ pub(crate) const NOT_STORED: Refusal =
 /// Refusal of a direct conversation without a message.
 pub(crate) const NO_MESSAGES: Refusal = (Code::NotYet, "the conversation has no messages yet");
 
-/// Returns the position at `seq`, limited to the seqs that the user may see; `None` unless it is above `current`.
+/// Returns the position at `seq`, limited to the seqs that the user may read; `None` unless it is above the read mark.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
-pub(crate) async fn advance(
+pub(crate) async fn read(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     seq: u64,
     above: BeyondHead,
-    current: impl Fn(&View) -> u64,
+) -> Result<Option<Mark>, Refusal> {
+    let is_new = |view: &View, seq| seq > view.mark().seq;
+    position(store, user, conversation, seq, above, View::new, is_new).await
+}
+
+/// Returns the position at `seq`, limited to the seqs that the user may see without a bound, above which messages are pushed;
+/// `None` unless it is above what the user has cleared.
+///
+/// # Errors
+/// Those of [`read`].
+pub(crate) async fn clear(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    seq: u64,
+    above: BeyondHead,
+) -> Result<Option<Mark>, Refusal> {
+    let is_new = |view: &View, seq| seq > view.user_state().cleared.seq;
+    position(store, user, conversation, seq, above, View::whole, is_new).await
+}
+
+/// Returns the position at `seq`, limited to the seqs that the user may see without a bound; `None` if the user's bound is there
+/// already.
+///
+/// # Errors
+/// Those of [`read`].
+pub(crate) async fn bound(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    seq: u64,
+    above: BeyondHead,
+) -> Result<Option<Mark>, Refusal> {
+    let is_new = |view: &View, seq| view.user_state().bound.is_none_or(|bound| bound.seq != seq);
+    position(store, user, conversation, seq, above, View::whole, is_new).await
+}
+
+/// Constructor of a view, with or without the bound of the user.
+type ViewConstructor = fn(&ConversationId, &Head, &MemberView) -> View;
+
+/// Returns the position at `seq`, limited to the seqs of the view; `None` if it is not new.
+async fn position(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    seq: u64,
+    above: BeyondHead,
+    new: ViewConstructor,
+    is_new: impl Fn(&View, u64) -> bool,
 ) -> Result<Option<Mark>, Refusal> {
     loop {
-        let view = checked_view(store, user, conversation, above, seq).await?;
+        let view = view_in(store, user, conversation, above, seq, new).await?;
         // Rows that retention has removed can't be counted.
         let seq = seq.max(view.pruned_to).min(view.max());
-        if seq <= current(&view) {
+        if !is_new(&view, seq) {
             return Ok(None);
         }
         match count_at(store, user, conversation, &view, seq).await {
@@ -128,24 +193,32 @@ enum CountError {
     Pruned,
 }
 
-/// Reads the user's current view of the conversation, in which the seq is stored or known not to exist.
+/// Reads the user's current view of the conversation without a bound, in which the seq is stored or known not to exist.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
-pub(crate) async fn checked_view(
+pub(crate) async fn whole_view(
     store: &dyn Store,
     user: &UserId,
     conversation: &ConversationId,
     above: BeyondHead,
     seq: u64,
 ) -> Result<View, Refusal> {
-    let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
-    let Some(summary) = summary else {
-        return Err(above.no_conversation(store, Some(user), conversation).await);
-    };
+    view_in(store, user, conversation, above, seq, View::whole).await
+}
+
+async fn view_in(
+    store: &dyn Store,
+    user: &UserId,
+    conversation: &ConversationId,
+    above: BeyondHead,
+    seq: u64,
+    new: ViewConstructor,
+) -> Result<View, Refusal> {
+    let summary = above.summary(store, Some(user), conversation).await?;
     let member_view = summary.member_view.ok_or(above.not_a_member(summary.archived))?;
-    let view = View::new(conversation, &summary.head, &member_view);
+    let view = new(conversation, &summary.head, &member_view);
     above.check(&view, summary.archived, seq)?;
     Ok(view)
 }

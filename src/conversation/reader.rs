@@ -12,7 +12,6 @@ use tidegate_protocol::{
 
 use super::{
     read_position::BeyondHead,
-    refusal::store_unavailable,
     time_search::{TimeSearch, search},
     unread::View,
 };
@@ -153,9 +152,7 @@ impl Viewer<'_> {
             Self::Admin => None,
             Self::User(reader) => Some(&reader.user),
         };
-        let Some(summary) = store.summary(conversation, user).await.map_err(store_unavailable)? else {
-            return Err(above.no_conversation(store, user, conversation).await);
-        };
+        let summary = above.summary(store, user, conversation).await?;
         let archived = summary.archived;
         let view = match self {
             Self::Admin => View::of_all(&summary.head),

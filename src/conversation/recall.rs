@@ -113,15 +113,13 @@ pub(super) async fn find(
     seq: u64,
     above: BeyondHead,
 ) -> Result<(MemberView, StoredRow), Refusal> {
-    let summary = store.summary(conversation, Some(user)).await.map_err(store_unavailable)?;
     let nothing = (Code::NotFound, "there is no message with this seq");
-    let Some(summary) = summary else {
-        let refusal = above.no_conversation(store, Some(user), conversation).await;
-        return Err(if refusal == NO_MESSAGES { nothing } else { refusal });
-    };
+    let summary = above.summary(store, Some(user), conversation).await;
+    let summary = summary.map_err(|refusal| if refusal == NO_MESSAGES { nothing } else { refusal })?;
     let is_in = summary.member_view.filter(|it| it.member.is_in());
     let member_view = is_in.ok_or(above.not_a_member(summary.archived))?;
-    let view = View::new(conversation, &summary.head, &member_view);
+    // A bound is for reading alone: what a bounded member sends, the member can take back.
+    let view = View::whole(conversation, &summary.head, &member_view);
     above.check(&view, summary.archived, seq)?;
     if !view.sees(seq) {
         return Err(nothing);

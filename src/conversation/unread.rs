@@ -10,7 +10,7 @@ use tidegate_protocol::{
     record::Message,
 };
 
-use crate::store::{Mark, MemberView, StoredRow, UserState};
+use crate::store::{Hidden, Mark, MemberView, StoredRow, UserState};
 
 /// Range of seqs that the user may see, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,31 +27,48 @@ pub struct Span {
 struct MessageSpan {
     before: u64,
     up_to: u64,
+    /// Last seq of the stay.
+    last: u64,
 }
 
 /// Conversation as one user sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Ranges of the user, oldest first, without adjacent ones; never empty.
+    /// Ranges of the user, oldest first, without adjacent ones; empty if the bound of the user lies before all of them.
     pub spans: Vec<Span>,
     /// Seq up to which retention removed everything, or the user's settings hide it.
     pub pruned_to: u64,
     /// Whether the user is a member now, and the conversation is not deleted.
     pub is_in: bool,
+    /// Last seq of the ranges without the bound of the user.
+    end: u64,
+    /// Whether the bound of the user, and no entry that is to come, decides which seq is the last.
+    is_bounded: bool,
+    messages: u64,
     message_spans: Vec<MessageSpan>,
     sent: u64,
     state: UserState,
 }
 
 impl View {
-    /// Creates the view of a user with this membership.
+    /// Creates the view of a user with this membership, up to the bound of what the user can read.
     pub fn new(conversation: &ConversationId, head: &Head, member_view: &MemberView) -> Self {
+        let mut view = Self::whole(conversation, head, member_view);
+        if let Some(bound) = view.state.bound {
+            view.cut(bound);
+        }
+        view
+    }
+
+    /// Creates the view of a user with this membership, with all that the user may change, clear and hide: the bound is for
+    /// reading alone.
+    pub(crate) fn whole(conversation: &ConversationId, head: &Head, member_view: &MemberView) -> Self {
         let member = &member_view.member;
         let mut spans: Vec<Span> = Vec::with_capacity(member_view.stays.len() + 1);
         let mut message_spans = Vec::with_capacity(member_view.stays.len() + 1);
         if matches!(conversation.kind(), ConversationKind::Direct(..)) {
             spans.push(Span { first: 1, last: head.last_seq });
-            message_spans.push(MessageSpan { before: 0, up_to: head.messages });
+            message_spans.push(MessageSpan { before: 0, up_to: head.messages, last: head.last_seq });
         } else {
             let (last, up_to) = match member.is_in() {
                 true => (head.last_seq, head.messages),
@@ -60,14 +77,47 @@ impl View {
             let past = member_view.stays.iter();
             spans.extend(past.clone().map(|stay| Span { first: stay.joined_seq, last: stay.left_seq }));
             spans.push(Span { first: member.joined_seq, last });
-            message_spans.extend(
-                past.map(|stay| MessageSpan { before: stay.joined_messages, up_to: stay.left_messages }),
-            );
-            message_spans.push(MessageSpan { before: member.joined_messages, up_to });
+            message_spans.extend(past.map(|stay| MessageSpan {
+                before: stay.joined_messages,
+                up_to: stay.left_messages,
+                last: stay.left_seq,
+            }));
+            message_spans.push(MessageSpan { before: member.joined_messages, up_to, last });
         }
         let is_in = member.is_in() && head.deleted_seq == 0;
-        let (pruned_to, sent, state) = (head.pruned_to, member.sent, member_view.level.clone());
-        Self { spans: merged(spans), pruned_to, is_in, message_spans, sent, state }
+        let spans = merged(spans);
+        Self {
+            end: spans.last().map_or(0, |span| span.last),
+            messages: message_spans.last().map_or(0, |it| it.up_to),
+            is_bounded: false,
+            spans,
+            pruned_to: head.pruned_to,
+            is_in,
+            message_spans,
+            sent: member.sent,
+            state: member_view.level.clone(),
+        }
+    }
+
+    /// Cuts the view at the bound, as if the conversation ended there.
+    fn cut(&mut self, bound: Mark) {
+        self.is_bounded = self.end >= bound.seq;
+        self.spans.retain(|span| span.first <= bound.seq);
+        if let Some(span) = self.spans.last_mut() {
+            span.last = span.last.min(bound.seq);
+        }
+        // The bound may lie between two stays.
+        let max = self.max();
+        let of_stay = self.message_spans.iter().find(|it| it.last == max).map(|it| it.up_to);
+        self.messages = of_stay.unwrap_or(bound.messages).min(bound.messages);
+        for it in &mut self.message_spans {
+            it.before = it.before.min(bound.messages);
+            it.up_to = it.up_to.min(bound.messages);
+        }
+        self.sent = self.sent.min(bound.own);
+        if self.state.mark.seq > bound.seq {
+            self.state.mark = bound;
+        }
     }
 
     /// Creates the view of everything that is stored, without the state of a user.
@@ -76,7 +126,10 @@ impl View {
             spans: vec![Span { first: 1, last: head.last_seq }],
             pruned_to: head.pruned_to,
             is_in: head.deleted_seq == 0,
-            message_spans: vec![MessageSpan { before: 0, up_to: head.messages }],
+            end: head.last_seq,
+            is_bounded: false,
+            messages: head.messages,
+            message_spans: vec![MessageSpan { before: 0, up_to: head.messages, last: head.last_seq }],
             sent: 0,
             state: UserState::default(),
         }
@@ -101,9 +154,24 @@ impl View {
         self.spans.last().map_or(0, |span| span.last)
     }
 
+    /// Returns the last seq that is stored for the user, [`Self::max`] or above it what the bound keeps from the user.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Returns whether the bound of the user decides what [`Self::max`] is, whatever else is stored.
+    pub fn is_bounded(&self) -> bool {
+        self.is_bounded
+    }
+
+    /// Returns whether the user will see the entries that follow [`Self::max`]: the user is a member, and not bounded.
+    pub fn is_open(&self) -> bool {
+        self.is_in && !self.is_bounded
+    }
+
     /// Returns the number of messages up to [`Self::max`].
     pub fn messages(&self) -> u64 {
-        self.message_spans.last().map_or(0, |it| it.up_to)
+        self.messages
     }
 
     /// Returns whether the seq is in one of the user's ranges, above [`Self::pruned_to`].
@@ -122,9 +190,9 @@ impl View {
     }
 
     /// Returns whether the user may have the content that the row has now: none that an edit gave it after the user's
-    /// membership had ended.
+    /// membership had ended, or above the bound.
     pub fn may_have(&self, row: &StoredRow) -> bool {
-        self.is_in || row.edited.is_none_or(|(seq, _)| seq <= self.max())
+        self.is_open() || row.edited.is_none_or(|(seq, _)| seq <= self.max())
     }
 
     /// Returns whether the message of that ordinal was sent during a stay of the user;
@@ -133,7 +201,7 @@ impl View {
         self.message_spans.iter().any(|it| it.before < ordinal && ordinal <= it.up_to)
     }
 
-    /// Returns the user's own state: read mark, cleared position and hidden entries.
+    /// Returns the user's own state: read mark, at most at the bound, cleared position and hidden entries.
     pub fn user_state(&self) -> &UserState {
         &self.state
     }
@@ -154,7 +222,8 @@ impl View {
         let floor = self.state.floor();
         let after = |it: &MessageSpan| it.up_to - floor.messages.clamp(it.before, it.up_to);
         let messages: u64 = self.message_spans.iter().map(after).sum();
-        let hidden = self.state.hidden.iter().filter(|it| it.counts && it.seq > floor.seq).count() as u64;
+        let is_hidden = |it: &&Hidden| it.counts && it.seq > floor.seq && it.seq <= self.max();
+        let hidden = self.state.hidden.iter().filter(is_hidden).count() as u64;
         // All of the user's own messages lie in the spans, since only members can send.
         messages.saturating_sub(self.sent.saturating_sub(floor.own)).saturating_sub(hidden)
     }

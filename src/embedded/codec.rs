@@ -13,7 +13,7 @@ use tidegate_protocol::{
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Device, Head, Key, Member, Stay},
     record::{Hash16, Position, Role, Rules},
-    settings::{Retention, Search, Unread, UserSettings},
+    settings::{Push, Retention, Search, Unread, UserSettings, Visibility},
 };
 
 pub(crate) use self::{feed::*, guard::*, row::*};
@@ -205,6 +205,16 @@ impl Reader {
         Ok(Mark { seq: self.int()?, messages: self.int()?, own: self.int()? })
     }
 
+    /// Reads the mark at the end of a value; `None` if there is none.
+    fn last_mark(&mut self) -> Result<Option<Mark>, DatabaseError> {
+        if self.0.is_empty() { Ok(None) } else { self.mark().map(Some) }
+    }
+
+    /// Reads an option among all at the end of a value; `None` if there is none.
+    fn last_option<T: Copy>(&mut self, all: &[T]) -> Result<Option<T>, DatabaseError> {
+        if self.0.is_empty() { Ok(None) } else { option_at(all, self.int()?) }
+    }
+
     fn text(&mut self) -> Result<String, DatabaseError> {
         let count = usize::try_from(self.int()?).map_err(|_| damaged())?;
         String::from_utf8(self.take(count)?.to_vec()).map_err(|_| damaged())
@@ -302,11 +312,12 @@ pub(crate) fn stay(value: &[u8]) -> Result<Stay, DatabaseError> {
     Ok(Stay { joined_seq, left_seq, joined_messages: from.int()?, left_messages: from.int()? })
 }
 
-/// Encodes a user state: the read mark, then, unless both are empty, the cleared mark and the hidden entries.
+/// Encodes a user state: the read mark, then, unless all are empty, the cleared mark and the hidden entries, then the push
+/// preference, if there is one or a bound, and then the bound, if there is one. Former versions ignore what they do not know.
 pub(crate) fn put_user_state(it: &UserState) -> Vec<u8> {
     let mut to = Vec::with_capacity(16);
     ints(&[it.mark.seq, it.mark.messages, it.mark.own], &mut to);
-    if it.cleared.seq == 0 && it.hidden.is_empty() {
+    if it.cleared.seq == 0 && it.hidden.is_empty() && it.push.is_none() && it.bound.is_none() {
         return to;
     }
     ints(&[it.cleared.seq, it.cleared.messages, it.cleared.own, it.hidden.len() as u64], &mut to);
@@ -314,6 +325,12 @@ pub(crate) fn put_user_state(it: &UserState) -> Vec<u8> {
     for hidden in &it.hidden {
         ints(&[(hidden.seq - last) << 1 | u64::from(hidden.counts)], &mut to);
         last = hidden.seq;
+    }
+    if it.push.is_some() || it.bound.is_some() {
+        ints(&[option_number(Push::ALL, it.push)], &mut to);
+    }
+    if let Some(bound) = it.bound {
+        ints(&[bound.seq, bound.messages, bound.own], &mut to);
     }
     to
 }
@@ -331,7 +348,7 @@ pub(crate) fn user_state(value: &[u8]) -> Result<UserState, DatabaseError> {
         last = last.checked_add(step >> 1).ok_or_else(damaged)?;
         hidden.push(Hidden { seq: last, counts: step & 1 == 1 });
     }
-    Ok(UserState { mark, cleared, hidden })
+    Ok(UserState { mark, cleared, hidden, push: from.last_option(Push::ALL)?, bound: from.last_mark()? })
 }
 
 /// Returns the number of an option among all, from 1; 0 if it is not set.
@@ -351,6 +368,13 @@ pub(crate) fn put_user_settings(it: &UserSettings) -> Vec<u8> {
     ints(&[it.ack_timeout_ms.into(), it.ack_tries.into(), it.heartbeat_ms.into()], &mut to);
     let numbers = (option_number(Unread::ALL, it.unread), option_number(Retention::ALL, it.retention));
     ints(&[numbers.0, numbers.1, option_number(Search::ALL, it.search)], &mut to);
+    // Values of former versions end before these two, and those versions ignore what follows the first.
+    if it.push.is_some() || it.presence.is_some() {
+        ints(&[option_number(Push::ALL, it.push)], &mut to);
+    }
+    if it.presence.is_some() {
+        ints(&[option_number(Visibility::ALL, it.presence)], &mut to);
+    }
     to
 }
 
@@ -364,6 +388,8 @@ pub(crate) fn user_settings(value: &[u8]) -> Result<UserSettings, DatabaseError>
         unread: option_at(Unread::ALL, from.int()?)?,
         retention: option_at(Retention::ALL, from.int()?)?,
         search: option_at(Search::ALL, from.int()?)?,
+        push: from.last_option(Push::ALL)?,
+        presence: from.last_option(Visibility::ALL)?,
     })
 }
 

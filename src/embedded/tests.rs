@@ -1,8 +1,11 @@
 //! Tests of the engine's threads.
 
+use tidegate_protocol::settings::{Push, UserSettings, Visibility};
+
 use super::*;
 use crate::{
     revocation::{Revocation, RevokedTokens},
+    store::{Mark, UserState},
     supervised::{self, contained},
 };
 
@@ -73,4 +76,33 @@ async fn revocations_that_are_over_are_removed_at_the_start() {
         Ok(found?)
     });
     assert_eq!(stored.await.unwrap(), ["bob", "carol", "dan"]);
+}
+
+/// The bytes without a preference and a bound are those of former versions, which read the others up to these.
+#[test]
+fn preference_and_bound_are_at_the_end_of_their_values_and_absent_in_older_ones() {
+    let mark = Mark { seq: 5, messages: 4, own: 1 };
+    let state = UserState { mark, ..UserState::default() };
+    assert_eq!(codec::put_user_state(&state), [5, 4, 1]);
+    assert_eq!(codec::user_state(&[5, 4, 1, 3, 3, 0, 0]).unwrap().push, None);
+    let preferred = UserState { push: Some(Push::Mentions), ..state.clone() };
+    assert_eq!(codec::put_user_state(&preferred), [5, 4, 1, 0, 0, 0, 0, 2]);
+    assert_eq!(codec::user_state(&codec::put_user_state(&preferred)).unwrap(), preferred);
+    assert!(codec::user_state(&[5, 4, 1, 0, 0, 0, 0, 4]).is_err(), "of a newer version");
+    let bounded = UserState { bound: Some(Mark { seq: 9, messages: 7, own: 2 }), ..state };
+    assert_eq!(codec::put_user_state(&bounded), [5, 4, 1, 0, 0, 0, 0, 0, 9, 7, 2]);
+    let both = UserState { push: Some(Push::Mentions), ..bounded.clone() };
+    assert_eq!(codec::put_user_state(&both), [5, 4, 1, 0, 0, 0, 0, 2, 9, 7, 2]);
+    for it in [bounded, both] {
+        assert_eq!(codec::user_state(&codec::put_user_state(&it)).unwrap(), it);
+    }
+    let settings = UserSettings { ack_tries: 2, ..UserSettings::default() };
+    assert_eq!(codec::put_user_settings(&settings), [0, 2, 0, 0, 0, 0]);
+    let preferred = UserSettings { push: Some(Push::All), ..settings };
+    assert_eq!(codec::put_user_settings(&preferred), [0, 2, 0, 0, 0, 0, 1]);
+    let hidden = UserSettings { presence: Some(Visibility::Off), ..settings };
+    assert_eq!(codec::put_user_settings(&hidden), [0, 2, 0, 0, 0, 0, 0, 2]);
+    for it in [settings, preferred, hidden, UserSettings { push: Some(Push::None), ..hidden }] {
+        assert_eq!(codec::user_settings(&codec::put_user_settings(&it)).unwrap(), it);
+    }
 }

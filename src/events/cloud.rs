@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Event, StormNotice, What, security::SecurityData};
+use super::{Event, StormNotice, What, node::NodeData, security::SecurityData};
 use crate::{audit::AuditView, clock::rfc3339, routes::Token};
 
 /// Event with the attributes of CloudEvents.
@@ -47,6 +47,7 @@ enum Data<'a> {
     Audit(AuditView<'a>),
     Storm(StormData<'a>),
     Security(SecurityData<'a>),
+    Node(NodeData<'a>),
 }
 
 #[derive(Serialize)]
@@ -154,6 +155,7 @@ pub(super) fn encode(source: &str, event: &Event) -> Vec<u8> {
             Data::Storm(StormData::of(notice)),
         ),
         What::Security(notice) => ("tidegate.security", notice.id(), Data::Security(notice.data())),
+        What::Node(notice) => (notice.change.kind(), notice.id(), Data::Node(notice.data())),
     };
     let subject = event.subject();
     let cloud = Cloud {

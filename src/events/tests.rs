@@ -177,6 +177,23 @@ async fn follower_wakes_on_an_event_and_detects_another_run() {
 }
 
 #[test]
+fn node_publishes_the_return_of_a_run_that_it_reported_as_lapsed() {
+    let run = |name: &str| NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 };
+    let (me, other) = (run("n1"), run("n2"));
+    let events = Events::new("", 1, 1 << 20);
+    let published = |change: NodeChange| {
+        events.node(&me, change);
+        let kinds = events.oldest(9).iter().filter_map(|event| event.node_kind()).collect::<Vec<_>>();
+        events.confirm(9);
+        kinds
+    };
+    assert_eq!(published(NodeChange::Joined(other.clone())), [""; 0], "it reports that itself");
+    assert_eq!(published(NodeChange::Lapsed(other.clone())), ["tidegate.node.lapsed"]);
+    assert_eq!(published(NodeChange::Returned(other)), ["tidegate.node.joined"]);
+    assert_eq!(published(NodeChange::Joined(me.clone())), ["tidegate.node.joined"]);
+}
+
+#[test]
 fn ring_and_queue_are_bounded_in_bytes() {
     let notice = |number| {
         let source = EvidenceSource::of_address([192, 0, 2, 7].into());

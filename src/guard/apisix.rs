@@ -66,7 +66,7 @@ impl ApisixBans {
     /// Creates the task. `url` is that of the global rule; `key_file` has the key of the Admin API.
     ///
     /// # Errors
-    /// The URL or the key can't be used; the text says why.
+    /// The URL or a file can't be used; the text names the setting, the file and the cure.
     pub fn new(
         cluster: &Cluster,
         url: &str,
@@ -74,10 +74,15 @@ impl ApisixBans {
         ca_file: &Path,
         metrics: Metrics,
     ) -> io::Result<Self> {
-        let endpoint = HttpEndpoint::new(url, ca_file)?;
-        let bytes = private::read(key_file)
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", key_file.display())))?;
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, format!("{}: no key", key_file.display()));
+        let endpoint = HttpEndpoint::new(url, ca_file).map_err(|error| {
+            io::Error::new(error.kind(), format!("evidence.apisix_url, evidence.apisix_ca_file: {error}"))
+        })?;
+        let unusable = |kind: io::ErrorKind, why: &str| {
+            io::Error::new(kind, private::unusable("evidence.apisix_key_file", key_file, why))
+        };
+        let bytes = private::read(key_file).map_err(|error| unusable(error.kind(), &error.to_string()))?;
+        let wrong =
+            || unusable(io::ErrorKind::InvalidData, "no key in it; write that of the Admin API to it");
         let mut key = header::HeaderValue::from_bytes(bytes.trim_ascii()).map_err(|_| wrong())?;
         if key.is_empty() {
             return Err(wrong());

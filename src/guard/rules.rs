@@ -9,9 +9,7 @@ use parking_lot::Mutex;
 use crate::{
     cluster::{Cluster, GuardChange, GuardHandler},
     limits::{RuleForm, RuleGuard},
-    store::{
-        GUARD_VALUE_BYTES_MAX, GuardBatch, GuardEntry, GuardKey, GuardKind, GuardPut, GuardRow, StoreError,
-    },
+    store::{GUARD_VALUE_BYTES_MAX, GuardEntry, GuardKey, GuardKind, GuardPut, GuardRow, StoreError},
 };
 
 /// Handler that puts the rules of the store in force on this node.
@@ -96,8 +94,7 @@ pub async fn put_rule(
         return Err(RuleError::Large);
     }
     let entry = GuardEntry::new(key, value.into(), None).map_err(|_| RuleError::Large)?;
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected }]).map_err(|_| RuleError::Large)?;
-    cluster.put_guard(&batch).await.map_err(RuleError::Store)
+    cluster.put_guard(&GuardPut { entry, expected }.into()).await.map_err(RuleError::Store)
 }
 
 /// Removes a rule of the admin API on all nodes, under the same condition.

@@ -28,7 +28,7 @@ use crate::{
     log_limit::log_limited,
     metrics::Metrics,
     networks::Network,
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, GuardRow},
+    store::{GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, GuardRow},
     supervised,
 };
 
@@ -328,8 +328,7 @@ impl Sentinel {
         let entry = GuardEntry::new(key, Bytes::from(record.encoded()), Some(until_ms));
         let expected = Some(present.map_or(0, |row| row.version));
         let put = GuardPut { entry: entry.map_err(|error| error.to_string())?, expected };
-        let batch = GuardBatch::new(vec![put]).map_err(|error| error.to_string())?;
-        let change = self.cluster.put_guard(&batch).await.map_err(|error| error.to_string())?;
+        let change = self.cluster.put_guard(&put.into()).await.map_err(|error| error.to_string())?;
         match change.outcome {
             GuardOutcome::Full(_) => return Ok(Stored::Full),
             GuardOutcome::Conflict(..) => return Ok(Stored::Changed),

@@ -8,6 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tidegate_protocol::id::{ConversationId, ConversationKind, RoomId, UserId};
+use tokio::time::Instant as Deadline;
 
 use super::{
     cache::{PairMap, PairQuestion},
@@ -15,14 +16,12 @@ use super::{
     failure::HookFailure,
     reason::AppReason,
     share::UserQuestions,
+    started::StartedConversations,
 };
 use crate::{config::AllowAction, log_limit::log_limited, metrics::Metrics};
 
 /// Longest time for which an answer holds.
 const TTL_MAX: Duration = Duration::from_secs(60);
-
-/// Time for which a conversation is known to have messages.
-const STARTED_TTL: Duration = Duration::from_secs(600);
 
 /// Decision about a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +32,15 @@ pub enum HookVerdict {
     Denied(Option<Arc<AppReason>>),
     /// The hook gave no answer and fails closed, or too many questions are in flight.
     Unavailable,
+}
+
+/// Whether the node knows that a question is the right one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QuestionBasis {
+    /// The node does.
+    Known,
+    /// The store could not tell, so the stricter question is asked. A denial is not remembered: it would outlast that.
+    Assumed,
 }
 
 /// Settings of the hook.
@@ -50,8 +58,9 @@ pub(crate) struct AllowSettings {
 pub struct AllowHook {
     client: HookClient,
     settings: AllowSettings,
-    /// Answers by action, user and target; without an action whether the conversation has messages.
-    answers: PairMap<Option<AllowAction>, HookVerdict>,
+    /// Answers by action, user and target.
+    answers: PairMap<AllowAction, HookVerdict>,
+    started: StartedConversations,
     questions: UserQuestions,
     metrics: Metrics,
 }
@@ -88,7 +97,15 @@ fn target<'a>(user: &UserId, conversation: &'a ConversationId) -> &'a str {
 
 impl AllowHook {
     pub(super) fn new(client: HookClient, settings: AllowSettings, metrics: Metrics) -> Self {
-        Self { client, settings, answers: PairMap::new(), questions: UserQuestions::default(), metrics }
+        let started = StartedConversations::new(client.timeout());
+        Self {
+            client,
+            settings,
+            answers: PairMap::new(),
+            started,
+            questions: UserQuestions::default(),
+            metrics,
+        }
     }
 
     /// Returns whether the user may write to the conversation, if that needs no question.
@@ -97,8 +114,8 @@ impl AllowHook {
             if a == b {
                 return Some(HookVerdict::Allowed);
             }
-            if self.asks(AllowAction::Start) && self.known(None, user, conversation.as_str()).is_none() {
-                return self.known(Some(AllowAction::Start), user, target(user, conversation));
+            if self.asks(AllowAction::Start) && !self.started.is_known(conversation) {
+                return self.known(AllowAction::Start, user, target(user, conversation));
             }
         }
         self.may(AllowAction::Write, user, conversation)
@@ -109,37 +126,35 @@ impl AllowHook {
         &self,
         user: &UserId,
         conversation: &ConversationId,
-        has_messages: impl Future<Output = bool>,
+        has_messages: impl Future<Output = Option<bool>>,
     ) -> HookVerdict {
         // A send that waited for its block list has not been checked for a known answer.
         if let Some(known) = self.may_write(user, conversation) {
             return known;
         }
-        let is_direct = matches!(conversation.kind(), ConversationKind::Direct(..));
-        if is_direct && self.asks(AllowAction::Start) {
-            let started = self.known(None, user, conversation.as_str()).is_some();
-            if !started && !has_messages.await {
-                return self.decide(user, AllowAction::Start, target(user, conversation)).await;
-            }
-            self.remember(None, user, conversation.as_str(), HookVerdict::Allowed, STARTED_TTL);
-        }
-        match self.may(AllowAction::Write, user, conversation) {
-            Some(known) => known,
-            None => self.decide(user, AllowAction::Write, target(user, conversation)).await,
-        }
+        let deadline = self.client.deadline();
+        let is_asked =
+            matches!(conversation.kind(), ConversationKind::Direct(..)) && self.asks(AllowAction::Start);
+        let is_started = match is_asked {
+            true => self.started.has_messages(conversation, has_messages).await,
+            false => Some(true),
+        };
+        let (action, basis) = match is_started {
+            Some(true) => (AllowAction::Write, QuestionBasis::Known),
+            Some(false) => (AllowAction::Start, QuestionBasis::Known),
+            None => (AllowAction::Start, QuestionBasis::Assumed),
+        };
+        self.decide_until(deadline, action, user, conversation, basis).await
     }
 
     /// Returns whether the user may join the room, if that needs no question.
     pub fn may_join(&self, user: &UserId, room: &RoomId) -> Option<HookVerdict> {
-        match self.asks(AllowAction::Join) {
-            true => self.known(Some(AllowAction::Join), user, ConversationId::room(room).as_str()),
-            false => Some(HookVerdict::Allowed),
-        }
+        self.may(AllowAction::Join, user, &ConversationId::room(room))
     }
 
     /// Decides whether the user may join the room.
     pub async fn decide_join(&self, user: &UserId, room: &RoomId) -> HookVerdict {
-        self.decide(user, AllowAction::Join, ConversationId::room(room).as_str()).await
+        self.decide(AllowAction::Join, user, &ConversationId::room(room)).await
     }
 
     /// Returns whether the user may signal to the conversation, if that needs no question.
@@ -149,29 +164,17 @@ impl AllowHook {
 
     /// Decides whether the user may signal to the conversation.
     pub async fn decide_signal(&self, user: &UserId, conversation: &ConversationId) -> HookVerdict {
-        self.decide(user, AllowAction::Signal, target(user, conversation)).await
+        self.decide(AllowAction::Signal, user, conversation).await
     }
 
     /// Decides whether the user may recall messages of the conversation.
     pub async fn decide_recall(&self, user: &UserId, conversation: &ConversationId) -> HookVerdict {
-        self.decide_about(AllowAction::Recall, user, conversation).await
+        self.decide(AllowAction::Recall, user, conversation).await
     }
 
     /// Decides whether the user may edit messages of the conversation: who may write to it may.
     pub async fn decide_edit(&self, user: &UserId, conversation: &ConversationId) -> HookVerdict {
-        self.decide_about(AllowAction::Write, user, conversation).await
-    }
-
-    async fn decide_about(
-        &self,
-        action: AllowAction,
-        user: &UserId,
-        conversation: &ConversationId,
-    ) -> HookVerdict {
-        match self.may(action, user, conversation) {
-            Some(known) => known,
-            None => self.decide(user, action, target(user, conversation)).await,
-        }
+        self.decide(AllowAction::Write, user, conversation).await
     }
 
     /// Returns whether the action is allowed, if that needs no question: it is not asked about, is between the user's own
@@ -181,20 +184,26 @@ impl AllowHook {
         if is_own || !self.asks(action) {
             return Some(HookVerdict::Allowed);
         }
-        self.known(Some(action), user, target(user, conversation))
+        self.known(action, user, target(user, conversation))
     }
 
     fn asks(&self, action: AllowAction) -> bool {
         self.settings.actions.contains(&action)
     }
 
-    fn known(&self, action: Option<AllowAction>, user: &UserId, target: &str) -> Option<HookVerdict> {
-        self.answers.get(&PairQuestion { about: action, one: user.as_str(), two: target }, Instant::now())
+    /// Returns the answer that the cache has. Each refusal among them refuses one request.
+    fn known(&self, action: AllowAction, user: &UserId, target: &str) -> Option<HookVerdict> {
+        let question = PairQuestion { about: action, one: user.as_str(), two: target };
+        let known = self.answers.get(&question, Instant::now());
+        if matches!(known, Some(HookVerdict::Denied(_))) {
+            self.metrics.hook_allow_cached_denials.increment(1);
+        }
+        known
     }
 
     fn remember(
         &self,
-        action: Option<AllowAction>,
+        action: AllowAction,
         user: &UserId,
         target: &str,
         verdict: HookVerdict,
@@ -208,11 +217,22 @@ impl AllowHook {
         self.answers.insert(&question, verdict, Instant::now() + ttl, bytes);
     }
 
-    async fn decide(&self, user: &UserId, action: AllowAction, target: &str) -> HookVerdict {
-        if let Some(known) = self.known(Some(action), user, target) {
+    async fn decide(&self, action: AllowAction, user: &UserId, conversation: &ConversationId) -> HookVerdict {
+        self.decide_until(self.client.deadline(), action, user, conversation, QuestionBasis::Known).await
+    }
+
+    async fn decide_until(
+        &self,
+        deadline: Deadline,
+        action: AllowAction,
+        user: &UserId,
+        conversation: &ConversationId,
+        basis: QuestionBasis,
+    ) -> HookVerdict {
+        if let Some(known) = self.may(action, user, conversation) {
             return known;
         }
-        match self.ask(user, action, target).await {
+        match self.ask(deadline, action, user, target(user, conversation), basis).await {
             Ok(verdict) => verdict,
             Err(failure) if failure.is_refusal() => HookVerdict::Denied(None),
             Err(failure) if self.opens(&failure) => {
@@ -230,9 +250,11 @@ impl AllowHook {
 
     async fn ask(
         &self,
-        user: &UserId,
+        deadline: Deadline,
         action: AllowAction,
+        user: &UserId,
         target: &str,
+        basis: QuestionBasis,
     ) -> Result<HookVerdict, HookFailure> {
         self.metrics.hook_allow_calls.increment(1);
         let question = Question { user: user.as_str(), action: action.name(), target };
@@ -240,7 +262,8 @@ impl AllowHook {
         let began = Instant::now();
         let answer = match self.questions.admit(user) {
             Some(_admitted) => {
-                self.client.call(body, |answer| serde_json::from_slice::<Answer>(answer).ok()).await
+                let parse = |answer: &[u8]| serde_json::from_slice::<Answer>(answer).ok();
+                self.client.call_until(deadline, body, parse).await
             }
             None => Err(HookFailure::UserFull),
         };
@@ -255,7 +278,9 @@ impl AllowHook {
                         HookVerdict::Denied(AppReason::of(code.as_ref(), message.as_ref()))
                     }
                 };
-                self.remember(Some(action), user, target, verdict.clone(), ttl);
+                if allow || basis == QuestionBasis::Known {
+                    self.remember(action, user, target, verdict.clone(), ttl);
+                }
                 Ok(verdict)
             }
             Err(failure) => {
@@ -270,29 +295,53 @@ impl AllowHook {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, sync::Arc};
+    use std::{
+        future::{pending, ready},
+        path::Path,
+        sync::Arc,
+    };
 
     use super::*;
     use crate::{
         breaker::GuardedService,
-        hooks::{client::ClientSettings, signing::Signer},
+        hooks::{before::tests::server, client::ClientSettings, signing::Signer},
         metrics,
     };
 
-    #[tokio::test]
-    async fn full_queue_never_opens() {
+    fn hook(url: &str, in_flight_max: usize) -> AllowHook {
         let signer = Arc::new(Signer::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
         let timeout = Duration::from_secs(1);
-        let client = ClientSettings { timeout, in_flight_max: 0, waiting_max: 0, answer_bytes_max: 0 };
-        let client =
-            HookClient::new("http://127.0.0.1:1/", Path::new(""), signer, client, GuardedService::HookAllow)
-                .unwrap();
+        let client = ClientSettings { timeout, in_flight_max, waiting_max: 0, answer_bytes_max: 100 };
+        let client = HookClient::new(url, Path::new(""), signer, client, GuardedService::HookAllow).unwrap();
         let settings = AllowSettings {
             actions: AllowAction::ALL.to_vec(),
             ttl: Duration::from_secs(10),
             fails_open: true,
         };
-        let hook = AllowHook::new(client, settings, metrics::install().0);
+        AllowHook::new(client, settings, metrics::install().0)
+    }
+
+    #[tokio::test]
+    async fn denial_of_a_start_is_remembered_only_if_the_store_could_tell() {
+        let (url, mut requests) = server().await;
+        let hook = hook(&url, 1);
+        let (ann, place) = (UserId::new("ann").unwrap(), ConversationId::parse("d:ann:bob").unwrap());
+        let mut deny = async || {
+            let asked = requests.recv().await.unwrap();
+            assert_eq!(asked.body["action"], "start");
+            asked.respond(200, r#"{"allow":false}"#).await;
+        };
+        let (denied, ()) = tokio::join!(hook.decide_write(&ann, &place, pending()), deny());
+        assert_eq!((denied, hook.may_write(&ann, &place)), (HookVerdict::Denied(None), None), "a slow store");
+        let (denied, ()) = tokio::join!(hook.decide_write(&ann, &place, ready(None)), deny());
+        assert_eq!((denied, hook.may_write(&ann, &place)), (HookVerdict::Denied(None), None));
+        let (denied, ()) = tokio::join!(hook.decide_write(&ann, &place, ready(Some(false))), deny());
+        assert_eq!(Some(denied), hook.may_write(&ann, &place), "it has no message");
+    }
+
+    #[tokio::test]
+    async fn full_queue_never_opens() {
+        let hook = hook("http://127.0.0.1:1/", 0);
         let (ann, hall) = (UserId::new("ann").unwrap(), RoomId::new("hall").unwrap());
         assert_eq!(hook.decide_join(&ann, &hall).await, HookVerdict::Unavailable);
         assert!(!hook.opens(&HookFailure::UserFull) && !hook.opens(&HookFailure::Status(403)));

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use tidegate_protocol::{code::AppCode, id::ConversationKind, record::mode::UNCHECKED};
-use tokio::time::timeout;
+use tokio::time::{Instant as Deadline, timeout_at};
 
 mod answer;
 mod item;
@@ -22,16 +22,10 @@ use self::{
     queue::{BatchQueue, BeforeAnswer, Waiting},
 };
 use super::{
-    cache::{PairMap, PairQuestion},
-    client::HookClient,
-    failure::HookFailure,
-    reason::AppReason,
-    share::UserQuestions,
+    client::HookClient, failure::HookFailure, reason::AppReason, share::UserQuestions,
+    started::StartedConversations,
 };
 use crate::{log_limit::log_limited, metrics::Metrics, supervised};
-
-/// Time for which a conversation is known to have messages.
-const STARTED_TTL: Duration = Duration::from_secs(600);
 
 /// Bytes of a list of answers besides the contents.
 const ANSWER_OVERHEAD_BYTES: usize = 64 * 1024;
@@ -73,7 +67,7 @@ impl BeforeVerdict {
 /// Settings of the hook.
 #[derive(Clone, Debug)]
 pub(crate) struct BeforeSettings {
-    /// Longest time of a question.
+    /// Longest time of a question, all waits included.
     pub(crate) timeout: Duration,
     /// Whether a message is accepted if there is no answer.
     pub(crate) fails_open: bool,
@@ -101,8 +95,7 @@ struct Shared {
     client: HookClient,
     settings: BeforeSettings,
     queue: BatchQueue,
-    /// Direct conversations that have messages, by their users.
-    started: PairMap<(), ()>,
+    started: StartedConversations,
     questions: UserQuestions,
     metrics: Metrics,
 }
@@ -110,7 +103,7 @@ struct Shared {
 impl BeforeHook {
     pub(super) fn new(client: HookClient, settings: BeforeSettings, metrics: Metrics) -> Self {
         let queue = BatchQueue::new(settings.in_flight_max, settings.waiting_max);
-        let (started, questions) = (PairMap::new(), UserQuestions::default());
+        let (started, questions) = (StartedConversations::new(settings.timeout), UserQuestions::default());
         Self { shared: Arc::new(Shared { client, settings, queue, started, questions, metrics }) }
     }
 
@@ -127,7 +120,7 @@ impl BeforeHook {
     pub async fn decide(
         &self,
         question: BeforeQuestion,
-        has_messages: impl Future<Output = bool>,
+        has_messages: impl Future<Output = Option<bool>>,
     ) -> BeforeVerdict {
         let shared = &self.shared;
         shared.metrics.hook_before_calls.increment(1);
@@ -169,28 +162,25 @@ impl Shared {
     }
 
     /// Returns whether a message begins a direct conversation; it is taken for the first one if the store is unavailable or
-    /// takes half of the time of a question.
-    async fn is_first(&self, question: &BeforeQuestion, has_messages: impl Future<Output = bool>) -> bool {
-        let ConversationKind::Direct(one, two) = question.conversation.kind() else { return false };
-        if question.of.is_some() {
-            return false;
-        }
-        let pair = PairQuestion { about: (), one, two };
-        if self.started.get(&pair, Instant::now()).is_some() {
-            return false;
-        }
-        let has_messages = timeout(self.settings.timeout / 2, has_messages).await.unwrap_or(false);
-        if has_messages {
-            self.started.insert(&pair, (), Instant::now() + STARTED_TTL, 0);
-        }
-        !has_messages
+    /// slow.
+    async fn is_first(
+        &self,
+        question: &BeforeQuestion,
+        has_messages: impl Future<Output = Option<bool>>,
+    ) -> bool {
+        let place = &question.conversation;
+        matches!(place.kind(), ConversationKind::Direct(..))
+            && question.of.is_none()
+            && self.started.has_messages(place, has_messages).await != Some(true)
     }
 
     async fn ask(
         self: &Arc<Self>,
         question: &BeforeQuestion,
-        has_messages: impl Future<Output = bool>,
+        has_messages: impl Future<Output = Option<bool>>,
     ) -> Result<ItemAnswer, HookFailure> {
+        // One for all that the question waits for: the reply to the sender counts on it.
+        let deadline = Deadline::now() + self.settings.timeout;
         let _admitted = self.questions.admit(&question.sender).ok_or(HookFailure::UserFull)?;
         let is_first = self.is_first(question, has_messages).await;
         let (waiting, answer) = Waiting::new(question.encode(is_first), question.msg_id.clone());
@@ -198,9 +188,9 @@ impl Shared {
         if starts {
             supervised::spawn("requests of the hook `message.before`", Arc::clone(self).ask_all());
         }
-        match timeout(self.settings.timeout, answer).await {
+        match timeout_at(deadline, answer).await {
             Ok(answer) => answer.unwrap_or(Err(HookFailure::Timeout)),
-            // Its request had the whole time.
+            // Its request had all the time that the store left.
             Err(_) if starts => Err(HookFailure::Timeout),
             // It has waited for others, which says nothing about the server.
             Err(_) => Err(HookFailure::Full),
@@ -248,4 +238,4 @@ fn names_room(named: &str, room: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -94,13 +94,35 @@ impl HookClient {
         body: Vec<u8>,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Result<T, HookFailure> {
+        self.call_until(self.deadline(), body, parse).await
+    }
+
+    /// Returns the longest time of a request.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.settings.timeout
+    }
+
+    /// Returns the end of a request that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::now() + self.settings.timeout
+    }
+
+    /// Calls as [`Self::call`] does, until a deadline.
+    ///
+    /// # Errors
+    /// There is no valid answer, for the reason given.
+    pub(crate) async fn call_until<T>(
+        &self,
+        deadline: Deadline,
+        body: Vec<u8>,
+        parse: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<T, HookFailure> {
         let place = Place(&self.taken);
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
         if taken >= self.settings.in_flight_max + self.settings.waiting_max {
             return Err(HookFailure::Full);
         }
         let admitted = self.breaker.acquire().ok_or(HookFailure::Open)?;
-        let deadline = Deadline::now() + self.settings.timeout;
         // The wait for others says nothing about the server, whose breaker it must not open. The semaphore is never closed.
         let permit = timeout_at(deadline, self.permits.acquire()).await;
         let Ok(Ok(permit)) = permit else { return Err(HookFailure::Full) };

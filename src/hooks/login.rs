@@ -136,6 +136,9 @@ impl LoginHook {
     ) -> Result<TokenIdentity, LoginFault> {
         let key = cache_key(credential, from);
         if let Some(known) = key.and_then(|key| self.known(&key, Instant::now())) {
+            if known.is_err() {
+                self.metrics.hook_login_cached_denials.increment(1);
+            }
             return known;
         }
         if from.is_limited {

@@ -15,6 +15,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use tokio::time::timeout;
 
 use super::{
     failure::{ANSWER_BYTES_MAX, HookFailure},
@@ -25,6 +26,13 @@ use crate::{clock::wall_ms, net::endpoint::HttpEndpoint, supervised};
 /// Time for which an unused connection is kept. Many servers close one after 5 s, and a request that meets such a close
 /// fails.
 const IDLE_MAX: Duration = Duration::from_secs(4);
+
+/// Age from which on a connection takes no further request.
+const REUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Longest life of a connection. Its last request begins within [`REUSE_MAX`], and no caller waits for longer than a minute:
+/// what lives on then belongs to a server that neither reads nor closes.
+const LIFE_MAX: Duration = Duration::from_secs(150);
 
 /// Connections to one server, and the keys that sign the requests.
 pub(super) struct HookTransport {
@@ -37,8 +45,14 @@ pub(super) struct HookTransport {
 
 /// Connection that waits for a request.
 struct IdleConnection {
-    sender: SendRequest<Full<Bytes>>,
+    open: OpenConnection,
     since: Instant,
+}
+
+/// Connection without a request.
+struct OpenConnection {
+    sender: SendRequest<Full<Bytes>>,
+    began: Instant,
 }
 
 /// Request to be signed.
@@ -85,7 +99,7 @@ impl HookTransport {
         let unreachable = |error: hyper::Error| HookFailure::Unreachable(error.to_string());
         let request = self.request(post)?;
         if let Some(mut kept) = self.take_idle() {
-            match kept.send_request(request.clone()).await {
+            match kept.sender.send_request(request.clone()).await {
                 Ok(response) => return self.read(response, kept).await,
                 Err(error) if error.is_parse() => return Err(unreachable(error)),
                 // A server may close a connection at any time, also while a request is under way to it. The receiver
@@ -93,9 +107,9 @@ impl HookTransport {
                 Err(_) => {}
             }
         }
-        let mut sender = self.connect().await?;
-        let response = sender.send_request(request).await.map_err(unreachable)?;
-        self.read(response, sender).await
+        let mut open = self.connect().await?;
+        let response = open.sender.send_request(request).await.map_err(unreachable)?;
+        self.read(response, open).await
     }
 
     fn request(&self, post: &SignedPost<'_>) -> Result<Request<Full<Bytes>>, HookFailure> {
@@ -115,31 +129,36 @@ impl HookTransport {
         Ok(request)
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, HookFailure> {
+    async fn connect(&self) -> Result<OpenConnection, HookFailure> {
         let stream = self.endpoint.connect().await.map_err(HookFailure::Unreachable)?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| HookFailure::Unreachable(error.to_string()))?;
         supervised::spawn("a connection to a hook", async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "connection to a hook ended");
+            match timeout(LIFE_MAX, connection).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "connection to a hook ended"),
+                Err(_) => tracing::debug!("connection to a hook closed, because it is too old"),
             }
         });
-        Ok(sender)
+        Ok(OpenConnection { sender, began: Instant::now() })
     }
 
     /// Returns an open connection, the one used last; forgets those that are closed or old.
-    fn take_idle(&self) -> Option<SendRequest<Full<Bytes>>> {
+    fn take_idle(&self) -> Option<OpenConnection> {
         let mut idle = self.idle.lock();
-        idle.retain(|it| !it.sender.is_closed() && it.since.elapsed() < IDLE_MAX);
-        let last = idle.iter().rposition(|it| it.sender.is_ready())?;
-        Some(idle.swap_remove(last).sender)
+        idle.retain(|it| {
+            let is_young = it.since.elapsed() < IDLE_MAX && it.open.began.elapsed() < REUSE_MAX;
+            !it.open.sender.is_closed() && is_young
+        });
+        let last = idle.iter().rposition(|it| it.open.sender.is_ready())?;
+        Some(idle.swap_remove(last).open)
     }
 
     async fn read(
         &self,
         response: Response<Incoming>,
-        sender: SendRequest<Full<Bytes>>,
+        open: OpenConnection,
     ) -> Result<HookAnswer, HookFailure> {
         let status = response.status();
         let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
@@ -151,9 +170,41 @@ impl HookTransport {
             Ok(error) => HookFailure::Unreachable(error.to_string()),
             Err(_) => HookFailure::TooLarge,
         })?;
-        if !sender.is_closed() {
-            self.idle.lock().push(IdleConnection { sender, since: Instant::now() });
+        if !open.sender.is_closed() {
+            self.idle.lock().push(IdleConnection { open, since: Instant::now() });
         }
         Ok(HookAnswer { status, retry_after, body: body.to_bytes() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::{io::AsyncReadExt as _, net::TcpListener};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_to_a_server_that_neither_reads_nor_closes_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap());
+        let signer = Arc::new(Signer::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap());
+        let transport = HookTransport::new(HttpEndpoint::new(&url, Path::new("")).unwrap(), signer);
+        let bytes = 32 * 1024 * 1024;
+        let posting = tokio::spawn(async move {
+            let (id, headers, body) = ("hook_1".to_owned(), HeaderMap::new(), vec![0; bytes].into());
+            let post = SignedPost { id, content_type: "application/json", headers: &headers, body };
+            transport.post(&post).await.map(drop)
+        });
+        let (mut stream, _) = listener.accept().await.unwrap();
+        timeout(Duration::from_secs(1), std::future::pending::<()>()).await.ok();
+        posting.abort();
+        timeout(2 * LIFE_MAX, std::future::pending::<()>()).await.ok();
+        let (mut read, mut buffer) = (0, vec![0; 1 << 20]);
+        while let Ok(more @ 1..) = stream.read(&mut buffer).await {
+            read += more;
+        }
+        assert!(read < bytes, "it is closed, although {read} bytes were not read");
     }
 }

@@ -1,6 +1,6 @@
 //! Requests of webhooks: CloudEvents in signed requests, and what the answers mean.
 
-use std::{fmt, io, path::Path, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use hyper::{
@@ -15,7 +15,7 @@ use super::{
     signing::Signer,
     transport::{HookAnswer, HookTransport, SignedPost},
 };
-use crate::net::endpoint::{AddressRule, HttpEndpoint};
+use crate::net::endpoint::{AddressRule, HttpEndpoint, ServerTrust};
 
 const BATCH: &str = "application/cloudevents-batch+json";
 const SINGLE: &str = "application/cloudevents+json";
@@ -159,6 +159,8 @@ pub struct EncodedEvent {
     pub key: String,
     /// CloudEvent as JSON.
     pub json: Vec<u8>,
+    /// Time of the entry of the feed that it is about, in ms since 1970; `None` without one.
+    pub entry_ms: Option<u64>,
 }
 
 /// Shows no content.
@@ -213,8 +215,8 @@ pub struct SenderSettings<'a> {
     pub name: &'a str,
     /// Secrets, each `whsec_…`; one or two.
     pub secrets: &'a [String],
-    /// PEM file of the authorities of its certificate; empty for those of the system.
-    pub ca_file: &'a Path,
+    /// Returns the authorities of its certificate.
+    pub(crate) trust: &'a (dyn Fn() -> io::Result<ServerTrust> + Sync),
     /// Longest time of a request.
     pub timeout: Duration,
 }
@@ -232,12 +234,12 @@ impl WebhookSender {
     /// Creates a sender without connections.
     ///
     /// # Errors
-    /// A secret or the file of the authorities can't be used.
+    /// A secret or the authorities can't be used.
     pub fn new(target: &WebhookTarget, settings: SenderSettings<'_>) -> io::Result<Self> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
         let signer = Signer::parse(&settings.secrets.join("\n"));
         let signer = signer.ok_or_else(|| wrong("needs one or two secrets `whsec_…` of 24 to 64 bytes"))?;
-        let endpoint = HttpEndpoint::new(&target.url, settings.ca_file)?.restricted(target.rule);
+        let endpoint = HttpEndpoint::trusting(&target.url, settings.trust)?.restricted(target.rule);
         Ok(Self {
             transport: HookTransport::new(endpoint, Arc::new(signer)),
             name: HeaderValue::from_str(settings.name).map_err(|_| wrong("invalid name"))?,
@@ -343,6 +345,7 @@ mod tests {
             id: id.to_owned(),
             key: "g:a".to_owned(),
             json: format!("{{\"id\":\"{id}\"}}").into_bytes(),
+            entry_ms: None,
         }
     }
 
@@ -355,7 +358,7 @@ mod tests {
         let settings = SenderSettings {
             name: "crm",
             secrets: &secrets,
-            ca_file: Path::new(""),
+            trust: &|| ServerTrust::read(std::path::Path::new("")),
             timeout: Duration::from_secs(5),
         };
         WebhookSender::new(&target(url), settings).unwrap()

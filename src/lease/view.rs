@@ -33,6 +33,8 @@ pub(super) struct ClusterView {
     doubt_until: Option<Instant>,
     losses: u64,
     known: HashMap<NodeBoot, KnownRun>,
+    /// Runs that are retired or no longer listed, and whose counter had not risen for [`DEAD_AFTER`].
+    silent: Vec<NodeBoot>,
     last: PeerSnapshot,
 }
 
@@ -66,6 +68,7 @@ impl ClusterView {
             doubt_until: None,
             losses: 0,
             known: HashMap::new(),
+            silent: Vec::new(),
             last: PeerSnapshot::default(),
         }
     }
@@ -128,6 +131,12 @@ impl ClusterView {
         self.known.values().any(|it| it.row.lease != Lease::Retired && now - it.last_renewal >= DEAD_AFTER)
     }
 
+    /// Returns the runs that ended, as of the last list, without having renewed their lease shortly before. Another node has
+    /// retired them for that.
+    pub(super) fn silent_runs(&self) -> &[NodeBoot] {
+        &self.silent
+    }
+
     /// Returns whether this node or a live peer is cordoned or draining.
     pub(super) fn is_any_draining(&self) -> bool {
         let mut states = self.last.others.iter().map(|row| row.info.state).chain(self.announced);
@@ -159,6 +168,9 @@ impl ClusterView {
             }
             known.insert(run.clone(), KnownRun { row: row.clone(), last_renewal, is_spared });
         }
+        let retired = known.iter().filter(|(_, it)| it.row.lease == Lease::Retired);
+        let silent = retired.chain(&self.known).filter(|(_, it)| now - it.last_renewal >= DEAD_AFTER);
+        self.silent = silent.map(|(run, _)| run.clone()).collect();
         if self.doubt_until.is_some() {
             // The loss removed it from the list, and it has not renewed yet; an old dump may list an earlier run
             // instead.

@@ -1,6 +1,6 @@
 //! Rules as a file has them: reads `[[rule]]` tables, and collects all problems, each with its cure.
 
-use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use ::config::{Config, File, FileFormat};
 use serde::Deserialize;
@@ -11,9 +11,10 @@ use super::{
     overlap,
     rule::{LimitRule, RuleForm, RuleSource},
 };
+use crate::{config::without_values, private};
 
 /// Largest file, in bytes.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+const FILE_BYTES_MAX: usize = 1 << 20;
 
 /// Most rules of a node. Each that concerns a request costs a lock.
 pub(super) const RULES_MAX: usize = 64;
@@ -42,12 +43,7 @@ impl RuleSet {
         if file.as_os_str().is_empty() {
             return Ok(Self { rules: Vec::new(), wait_max });
         }
-        let fault = |why: String| vec![why];
-        let size = fs::metadata(file).map_err(|error| fault(error.to_string()))?.len();
-        if size > FILE_BYTES_MAX {
-            return Err(fault(format!("{size} bytes; at most {FILE_BYTES_MAX}")));
-        }
-        let text = fs::read_to_string(file).map_err(|error| fault(error.to_string()))?;
+        let text = read_text(file).map_err(|why| vec![why])?;
         Self::parse(&text, wait_max)
     }
 
@@ -57,9 +53,9 @@ impl RuleSet {
     /// The text has problems; the error lists all of them.
     pub fn parse(text: &str, wait_max: Duration) -> Result<Self, Vec<String>> {
         let source = File::from_str(text, FileFormat::Toml);
-        let one_line = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join(" ");
         let parsed = Config::builder().add_source(source).build();
-        let parsed = parsed.map_err(|error| vec![one_line(&error.to_string())])?;
+        // The library quotes lines, and the file may be one with a secret, named by mistake.
+        let parsed = parsed.map_err(|error| vec![without_values(&error.to_string())])?;
         let mut problems = Vec::new();
         let tables = parsed.cache.clone().into_table().unwrap_or_default();
         let mut unknown: Vec<&String> = tables.keys().filter(|key| *key != "rule").collect();
@@ -81,7 +77,7 @@ impl RuleSet {
             let id = value.clone().into_table().ok();
             let id = id.and_then(|table| table.get("id")?.clone().into_string().ok());
             let id = id.filter(|id| check_id(id).is_ok());
-            let form = RuleForm::deserialize(value).map_err(|error| vec![error.to_string()]);
+            let form = RuleForm::deserialize(value).map_err(|error| vec![without_values(&error.to_string())]);
             match form.and_then(|form| form.rule(RuleSource::File, wait_max)) {
                 Ok(rule) => rules.push(rule),
                 Err(found) => {
@@ -110,6 +106,16 @@ impl RuleSet {
         let rules: Vec<&LimitRule> = self.rules.iter().collect();
         overlap::report(&rules)
     }
+}
+
+/// Reads a file that is not too large. The error names the cure, but not the file, which the caller adds.
+fn read_text(file: &Path) -> Result<String, String> {
+    private::refuse_pipe(file).map_err(|error| error.to_string())?;
+    let bytes = private::read_public(file).map_err(|error| error.to_string())?;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(format!("{} bytes; at most {FILE_BYTES_MAX}, so remove rules or comments", bytes.len()));
+    }
+    String::from_utf8(bytes).map_err(|_| "it is not UTF-8; name a TOML file".to_owned())
 }
 
 /// Returns the problems of the rules together.
@@ -248,6 +254,14 @@ mod tests {
             assert!(found.iter().any(|it| it.contains(part)), "{part} in {found:#?}");
         }
         assert!(found.iter().any(|it| it.contains("speed")), "{found:#?}");
+    }
+
+    #[test]
+    fn problems_quote_no_secret_of_a_file_that_is_none_of_rules() {
+        for secret in ["whsec_hidden", "0123hidden", "password = \"hidden"] {
+            let found = problems(secret);
+            assert!(!found.is_empty() && found.iter().all(|it| !it.contains("hidden")), "{found:?}");
+        }
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub struct ConnectionRow {
     pub class: u8,
     /// Number of messages that its chain holds; 0 from a node of an older version.
     pub held: u64,
+    /// Time for which these wait for one that is missing, in ms; 0 if they do not, or from a node of an older version.
+    pub blocked_ms: u64,
 }
 
 /// Request to close connections with `KICKED`.
@@ -144,6 +146,7 @@ mod tests {
             expires_ms: 0,
             class: 0,
             held: 0,
+            blocked_ms: 0,
         }
     }
 

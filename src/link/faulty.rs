@@ -6,8 +6,8 @@ use async_trait::async_trait;
 
 use super::{
     AckQuery, Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage,
-    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage,
-    RoomsQuery, RoutedSession,
+    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomRemoval,
+    RoomsPage, RoomsQuery, RoutedSession,
 };
 use crate::{
     fault::{Breaks, Faulty},
@@ -105,6 +105,10 @@ impl Link for Faulty<dyn Link> {
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
         self.call("close_connections", self.inner.close_connections(to, order)).await
+    }
+
+    async fn remove_from_room(&self, to: &NodeBoot, removal: RoomRemoval) -> Result<u64, LinkError> {
+        self.call("remove_from_room", self.inner.remove_from_room(to, removal)).await
     }
 
     async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {

@@ -12,8 +12,8 @@ use tidegate_protocol::pb;
 
 use super::{
     AckQuery, Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage,
-    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage,
-    RoomsQuery, RoutedSession,
+    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomRemoval,
+    RoomsPage, RoomsQuery, RoutedSession,
 };
 use crate::{
     config,
@@ -90,7 +90,7 @@ impl Settings {
     pub fn read(section: &config::LinkConfig) -> Result<Self, String> {
         let is_set = |path: &Path| !path.as_os_str().is_empty();
         let secret = if is_set(&section.secret_file) {
-            let at = |why| format!("link.secret_file {} can't be used: {why}", section.secret_file.display());
+            let at = |why| private::unusable("link.secret_file", &section.secret_file, why);
             let text = private::read(&section.secret_file).map_err(|error| at(error.to_string()))?;
             Some(Secret::from_file_text(&text).map_err(at)?)
         } else {
@@ -124,9 +124,9 @@ impl GrpcLink {
         &self.settings
     }
 
-    /// Returns the certificates of both ends, if there are any whose files may change.
+    /// Returns the certificates of both ends, if there are any.
     pub fn certificates(&self) -> Option<Arc<dyn WatchedCertificates>> {
-        self.settings.tls.as_ref().and_then(Tls::watched)
+        self.settings.tls.as_ref().map(Tls::watched)
     }
 
     /// Sets the peers, each with its address (`host:port`). Connects to new ones and drops removed ones; calls to the
@@ -341,6 +341,10 @@ impl Link for GrpcLink {
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
         self.count(to, CallBody::Close(connections::put_order(order))).await
+    }
+
+    async fn remove_from_room(&self, to: &NodeBoot, removal: RoomRemoval) -> Result<u64, LinkError> {
+        self.count(to, CallBody::RoomRemoval(rooms::put_removal(removal))).await
     }
 
     async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {

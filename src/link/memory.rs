@@ -8,8 +8,8 @@ use tokio::{sync, task::unconstrained};
 
 use super::{
     AckQuery, Answer, AnswerStatus, ArchiveStatus, Ask, BestEffortMessage, CloseOrder, ConnectionPage,
-    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomsPage,
-    RoomsQuery, RoutedSession,
+    ConnectionQuery, DeviceAck, Landing, LeaseStatus, Link, LinkError, PeerPush, PublishedMark, RoomRemoval,
+    RoomsPage, RoomsQuery, RoutedSession,
 };
 use crate::{
     figures::{FiguresPage, FiguresQuery},
@@ -154,6 +154,10 @@ impl Link for MemoryLink {
 
     async fn close_connections(&self, to: &NodeBoot, order: CloseOrder) -> Result<u64, LinkError> {
         self.node(to)?.handler.close_connections(to, order).await
+    }
+
+    async fn remove_from_room(&self, to: &NodeBoot, removal: RoomRemoval) -> Result<u64, LinkError> {
+        self.node(to)?.handler.remove_from_room(to, removal).await
     }
 
     async fn revoke(&self, to: &NodeBoot, revocation: Revocation) -> Result<u64, LinkError> {

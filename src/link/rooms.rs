@@ -1,6 +1,6 @@
 //! Live rooms of a node and their members, as the admin API lists them over the link.
 
-use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
+use tidegate_protocol::id::{ConversationId, DeviceId, RoomId, UserId};
 
 use crate::routes::Route;
 
@@ -25,6 +25,19 @@ pub enum RoomsQuery {
         /// Most members.
         limit: usize,
     },
+}
+
+/// Removal of a user from a live room. The connections stay open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoomRemoval {
+    /// Room.
+    pub room: RoomId,
+    /// User.
+    pub user: UserId,
+    /// Device of the user; `None` for all.
+    pub device: Option<DeviceId>,
+    /// Reason for the client, at most `CloseOrder::REASON_BYTES_MAX`; may be empty.
+    pub reason: String,
 }
 
 /// Rooms or members of a room, as the query asks, in order.

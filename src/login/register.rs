@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tidegate_protocol::{
     Code,
     id::{DeviceId, UserId},
-    settings::UserSettings,
+    settings::{UserSettings, Visibility},
 };
 use tokio::time;
 
@@ -36,6 +36,9 @@ const LOGIN_AGE_MAX: Duration = Duration::from_secs(5);
 /// Reason of the refusal of a login that is too late.
 pub const TOO_LATE: &str = "the login was delayed for too long on this node; log in again";
 
+/// Reason of the refusal of a login that asks not to be shown as online, if that can't be stored.
+const NOT_HIDDEN: &str = "the setting `presence` can't be stored at present; log in again";
+
 /// Hello that a login belongs to.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedHello {
@@ -60,12 +63,19 @@ pub async fn login(
 ) -> Result<LoginDone, LoginError> {
     // The settings come first, because the store may wait for a disk. From the registration until the shard has the
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
-    // no session. Lost settings are no reason to refuse.
+    // no session. Of lost settings only the wish not to be seen is a reason to refuse.
     let mut steps = StepTimes::begin();
-    let settings = cluster.ports.store.merge_settings(&user, now).await.unwrap_or_else(|error| {
-        log_limited!(warn, %error, "failed to store the settings of a login; using those it sent");
-        now
-    });
+    let settings = match cluster.ports.store.merge_settings(&user, now).await {
+        Ok(merged) => merged,
+        // Others would see the user, who asked not to be seen.
+        Err(_) if now.presence == Some(Visibility::Off) => {
+            return Err(LoginError { code: Code::Overloaded, reason: NOT_HIDDEN });
+        }
+        Err(error) => {
+            log_limited!(warn, %error, "failed to store the settings of a login; using those it sent");
+            now
+        }
+    };
     steps.done("settings");
     if hello.at.elapsed() >= LOGIN_AGE_MAX {
         return Err(LoginError { code: Code::Overloaded, reason: TOO_LATE });

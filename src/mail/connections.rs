@@ -6,7 +6,9 @@ use tidegate_protocol::id::UserId;
 use tokio::sync::oneshot;
 
 use crate::{
-    link::{AckQuery, CloseOrder, ConnectionPage, ConnectionQuery, DeviceAck, RoomsPage, RoomsQuery},
+    link::{
+        AckQuery, CloseOrder, ConnectionPage, ConnectionQuery, DeviceAck, RoomRemoval, RoomsPage, RoomsQuery,
+    },
     networks::Network,
     revocation::Revocation,
 };
@@ -21,6 +23,8 @@ pub enum ConnectionOrder {
     Acks(Arc<Vec<AckQuery>>, oneshot::Sender<Vec<Vec<DeviceAck>>>),
     /// Closes connections; replies how many.
     Close(Arc<CloseOrder>, oneshot::Sender<u64>),
+    /// Removes connections from a live room; replies how many.
+    RemoveFromRoom(Arc<RoomRemoval>, oneshot::Sender<u64>),
     /// Closes the connections whose token the revocation names; replies how many.
     Revoke(Arc<Revocation>, oneshot::Sender<u64>),
     /// Lists users with a connection from a network, from this slot on; replies with them, and with the slot to continue

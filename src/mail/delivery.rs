@@ -1,11 +1,30 @@
-//! Pushes: what they are for their room, and the memory that they take.
+//! Pushes: what they are for their room, and the memory that they take; reports of presence.
 
 use std::sync::Arc;
 
 use prost::Message as _;
 use tidegate_protocol::{codec::PushFrame, id::ConversationId, pb};
 
-use super::{Audience, Delivery, ENTRY_BYTES};
+use super::{Audience, ConnKey, Delivery, ENTRY_BYTES};
+
+/// Report of who of a conversation is online, for connections of one shard that watch it.
+pub struct PresenceFrame {
+    /// Conversation of the report.
+    pub conversation: ConversationId,
+    /// Connections that get the report.
+    pub watchers: Vec<ConnKey>,
+    /// Frame, encoded at most once per framing.
+    pub frame: Arc<PushFrame>,
+    /// Whether it is the last report of the watches.
+    pub is_last: bool,
+}
+
+impl PresenceFrame {
+    /// Returns the approximate bytes that it holds while it waits.
+    pub fn weight(&self) -> usize {
+        (4 + self.watchers.len()) * ENTRY_BYTES + self.frame.proto().len()
+    }
+}
 
 impl Delivery {
     /// Creates the push that reports how many messages of a room were left out.

@@ -8,18 +8,14 @@ use std::{
 };
 
 use hyper::Uri;
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::aws_lc_rs,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
-};
+use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, lookup_host},
 };
 use tokio_rustls::TlsConnector;
 
-use crate::private;
+use super::tls::read_authorities;
 
 /// Connection to an endpoint, with or without TLS.
 pub(crate) trait EndpointStream: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -83,6 +79,33 @@ fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     }
 }
 
+/// Authorities of the certificates of servers, as they were read from a file.
+#[derive(Clone)]
+pub(crate) struct ServerTrust(TlsConnector);
+
+impl ServerTrust {
+    /// Reads the authorities; of an empty path, those of the system.
+    ///
+    /// # Errors
+    /// The file can't be read, or has no certificate.
+    pub(crate) fn read(ca_file: &Path) -> io::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        if ca_file.as_os_str().is_empty() {
+            // Some system certificates may be unreadable. If the others are not enough, the handshake fails.
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        } else {
+            roots = read_authorities(ca_file)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+        }
+        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(io::Error::other)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self(TlsConnector::from(Arc::new(config))))
+    }
+}
+
 /// Server and path of a URL.
 pub(crate) struct HttpEndpoint {
     uri: Uri,
@@ -98,6 +121,14 @@ impl HttpEndpoint {
     /// # Errors
     /// The URL is invalid, or the file can't be read.
     pub(crate) fn new(url: &str, ca_file: &Path) -> io::Result<Self> {
+        Self::trusting(url, || ServerTrust::read(ca_file))
+    }
+
+    /// Prepares connections to `url`; `trust` is asked for the authorities of its certificate if it has one.
+    ///
+    /// # Errors
+    /// The URL is invalid, or there are no authorities.
+    pub(crate) fn trusting(url: &str, trust: impl FnOnce() -> io::Result<ServerTrust>) -> io::Result<Self> {
         let wrong = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{url}: {why}"));
         let uri: Uri = url.parse().map_err(|_| wrong("no URL"))?;
         let host = uri.host().ok_or_else(|| wrong("no host in it"))?;
@@ -108,7 +139,7 @@ impl HttpEndpoint {
             _ => return Err(wrong("begin with https:// or http://")),
         };
         let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
-        let tls = is_tls.then(|| tls(ca_file)).transpose()?;
+        let tls = is_tls.then(trust).transpose()?.map(|trust| trust.0);
         Ok(Self { uri, host, port, rule: AddressRule::Any, tls })
     }
 
@@ -146,31 +177,6 @@ impl HttpEndpoint {
         let stream = tls.connect(name, stream).await.map_err(|error| format!("no TLS: {error}"))?;
         Ok(Box::new(stream))
     }
-}
-
-fn tls(ca_file: &Path) -> io::Result<TlsConnector> {
-    let mut roots = RootCertStore::empty();
-    if ca_file.as_os_str().is_empty() {
-        // Some system certificates may be unreadable. If the others are not enough, the handshake fails.
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    } else {
-        let wrong =
-            |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", ca_file.display()));
-        let pem = private::read_public(ca_file).map_err(|error| wrong(error.to_string()))?;
-        for certificate in CertificateDer::pem_slice_iter(&pem) {
-            let certificate = certificate.map_err(|error| wrong(private::pem_problem(&error)))?;
-            roots.add(certificate).map_err(|error| wrong(error.to_string()))?;
-        }
-        if roots.is_empty() {
-            return Err(wrong("no certificate in it; name a PEM file with one".into()));
-        }
-    }
-    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 #[cfg(test)]

@@ -17,7 +17,10 @@ use rustls::{
 pub use self::{
     certificates::{Certificates, ClientAuthority, TlsFiles},
     client_name::CertificateName,
-    files::{FileVersion, WatchedCertificates, expiry, read_authorities, read_pair, versions},
+    files::{
+        FileVersion, WatchedCertificates, expiry, read_authorities, read_certificates, read_pair,
+        read_private_key, versions,
+    },
     session::{SharedBuffers, TlsSession},
 };
 

@@ -27,11 +27,11 @@ impl AdminFiles {
         let ring = (!admin.keys_file.as_os_str().is_empty()).then(|| {
             let file = &admin.keys_file;
             KeyRing::open(file, metrics.clone())
-                .with_context(|| format!("admin.keys_file {} can't be used", file.display()))
+                .with_context(|| format!("admin.keys_file: {} can't be used", file.display()))
         });
         let file = config.audit_file();
         let audit = AuditFile::open(&file, admin.audit_bytes_max, metrics.clone())
-            .with_context(|| format!("admin.audit_file {} can't be used", file.display()))?;
+            .with_context(|| format!("admin.audit_file: {} can't be used", file.display()))?;
         Ok(Self { ring: ring.transpose()?.map(Arc::new), audit: Arc::new(audit), metrics: metrics.clone() })
     }
 
@@ -49,7 +49,7 @@ impl AdminFiles {
         }
         let (url, key, ca) = (&evidence.apisix_url, &evidence.apisix_key_file, &evidence.apisix_ca_file);
         let gateway = ApisixBans::new(cluster, url, key, ca, self.metrics.clone());
-        supervised::spawn("the bans at the gateway", gateway.context("evidence.apisix_url")?.run());
+        supervised::spawn("the bans at the gateway", gateway?.run());
         Ok(())
     }
 

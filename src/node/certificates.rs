@@ -56,17 +56,17 @@ fn admin_files(admin: &AdminConfig) -> Option<TlsFiles> {
 /// Reads the certificates of the client port; `None` if it has no TLS.
 ///
 /// # Errors
-/// A file can't be used; the error names the port, the file and the cure.
+/// A file can't be used; the error names the settings, the file and the cure.
 pub(super) fn of_clients(tls: &TlsConfig) -> anyhow::Result<Option<Arc<Certificates>>> {
-    load(client_files(tls)).context("TLS of the client port")
+    load(client_files(tls)).context("tls.cert_files, tls.key_files")
 }
 
 /// Reads the certificate of the admin port; `None` if it has no TLS.
 ///
 /// # Errors
-/// A file can't be used; the error names the port, the file and the cure.
+/// A file can't be used; the error names the settings, the file and the cure.
 pub(super) fn of_admin(admin: &AdminConfig) -> anyhow::Result<Option<Arc<Certificates>>> {
-    load(admin_files(admin)).context("TLS of the admin port")
+    load(admin_files(admin)).context("admin.tls_cert, admin.tls_key")
 }
 
 fn load(files: Option<TlsFiles>) -> anyhow::Result<Option<Arc<Certificates>>> {

@@ -1,17 +1,22 @@
 //! Check of the files that the configuration names, before anything else starts: some are read only once services
 //! answer, and a wait for those would hide a wrong file.
 
-use std::path::Path;
-
-use anyhow::{Context as _, anyhow, ensure};
-use rustls::{
-    crypto::aws_lc_rs,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
-    sign::CertifiedKey,
+use std::{
+    io, iter,
+    path::{Path, PathBuf},
 };
 
-use super::{certificates, settings};
-use crate::{config::Config, hooks, private};
+use anyhow::{anyhow, ensure};
+
+use super::{certificates, keys, ports, settings};
+use crate::{
+    config::{AuthConfig, Config},
+    hooks,
+    keys::load_keys,
+    link,
+    net::tls::{read_authorities, read_certificates, read_private_key},
+    private,
+};
 
 /// Content of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,16 +25,17 @@ enum Content {
     Secret,
     /// Secret that signs the requests to hooks.
     HookSecret,
+    /// Hashes of the keys of the admin port.
+    AdminKeys,
     /// Private key as PEM, not encrypted.
     PrivateKey,
     /// Certificates as PEM.
     Certificates,
+    /// Certificates of authorities as PEM.
+    Authorities,
 }
 
-/// Setting of the authority of remote keys, which nodes of both profiles load.
-const KEYS_AUTHORITY: &str = "auth.jwks_ca_file";
-
-/// Checks the files with certificates and secrets, as [`problems`] does.
+/// Checks the files, as [`problems`] does.
 ///
 /// # Errors
 /// A file can't be used; the error lists all problems.
@@ -39,40 +45,66 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the problems of the files with certificates and secrets, and of the rules of limits. Certificates that only the
-/// profile `cluster` uses are checked in that profile alone. A file is a problem if it can't be read, has other content, or is
-/// open to every account. Each problem names the setting, the file and the cure.
-pub(super) fn problems(config: &Config) -> Vec<String> {
-    let link = &config.link;
+/// Returns the problems of all files that the configuration names for reading. Certificates that only the profile `cluster`
+/// uses are checked in that profile alone. A file is a problem if it can't be read, has other content, or is open to every
+/// account. Each problem is one line, and names the setting, the file and the cure.
+pub(crate) fn problems(config: &Config) -> Vec<String> {
     let mut problems: Vec<String> = named_files(config)
         .into_iter()
         .filter_map(|(key, file, content)| {
             let why = check_file(file, content).err()?;
-            Some(format!("{key}: {} can't be used: {why:#}", file.display()))
+            Some(format!("{key}: {why:#}"))
         })
         .collect();
     // Files of one port are used together once each of them is good.
-    let of_link = if is_cluster(config) && !link.tls_key.as_os_str().is_empty() {
-        check_pair(&link.tls_cert, &link.tls_key).with_context(|| {
-            format!("{} and {} can't be used", link.tls_cert.display(), link.tls_key.display())
-        })
-    } else {
-        Ok(())
-    };
+    let of_link = if is_cluster(config) { link::Settings::read(&config.link).map(drop) } else { Ok(()) };
+    let text = |checked: anyhow::Result<()>| checked.map_err(|error| format!("{error:#}"));
     let ports = [
-        ("tls.", "tls.cert_files, tls.key_files", certificates::of_clients(&config.tls).map(drop)),
-        ("admin.tls_", "admin.tls_cert, admin.tls_key", certificates::of_admin(&config.admin).map(drop)),
-        ("link.tls_", "link.tls_cert, link.tls_key", of_link),
+        ("tls.", text(certificates::of_clients(&config.tls).map(drop))),
+        ("admin.tls_", text(certificates::of_admin(&config.admin).map(drop))),
+        ("link.", of_link),
     ];
-    for (section, keys, checked) in ports {
-        if let Err(why) = checked
+    for (section, checked) in ports {
+        if let Err(problem) = checked
             && !problems.iter().any(|problem| problem.starts_with(section))
         {
-            problems.push(format!("{keys}: {why:#}"));
+            problems.push(problem);
         }
     }
+    problems.extend(token_keys(config));
     problems.extend(settings::limit_rules(config).err().into_iter().flatten());
     problems
+}
+
+/// Returns the problems of the files with keys that verify tokens. None is created: that of a single node may be missing.
+fn token_keys(config: &Config) -> Vec<String> {
+    let auth = &config.auth;
+    let further = auth.key_files.iter().map(|entry| ("auth.key_files", AuthConfig::key_entry(entry).1));
+    let pipes = iter::once(("auth.key_file", auth.key_file.clone())).chain(further);
+    let refused = |(key, file): (&str, PathBuf)| {
+        Some(private::unusable(key, &file, private::refuse_pipe(&file).err()?))
+    };
+    let pipes: Vec<String> = pipes.filter_map(refused).collect();
+    if !pipes.is_empty() {
+        return pipes;
+    }
+    let is_named = is_cluster(config) || !auth.key_file.as_os_str().is_empty();
+    let secret = if is_named { ports::token_key(config).map(drop) } else { Ok(()) };
+    let keys = keys::own_keys(auth, &[]).map(drop);
+    [secret, keys].into_iter().filter_map(Result::err).flat_map(|error| lines(&error)).collect()
+}
+
+/// Returns the problems of an error, one a line, each with its causes.
+pub(super) fn lines(error: &anyhow::Error) -> Vec<String> {
+    format!("{error:#}").lines().map(str::to_owned).collect()
+}
+
+/// Checks a secret as it will be read: text that is not blank.
+fn check_secret(file: &Path) -> io::Result<()> {
+    let secret = private::read(file)?;
+    let is_secret = std::str::from_utf8(&secret).is_ok_and(|text| !text.trim().is_empty());
+    let why = "it is empty, or no text; write the secret to it";
+    is_secret.then_some(()).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
 fn is_cluster(config: &Config) -> bool {
@@ -84,75 +116,58 @@ fn named_files(config: &Config) -> Vec<(&'static str, &Path, Content)> {
     let (link, redis, postgres, kafka) = (&config.link, &config.redis, &config.postgres, &config.kafka);
     let (tls, admin) = (&config.tls, &config.admin);
     let mut files: Vec<(&'static str, &Path, Content)> = vec![
-        (KEYS_AUTHORITY, &config.auth.jwks_ca_file, Content::Certificates),
-        ("webhooks.ca_file", &config.webhooks.ca_file, Content::Certificates),
         ("link.secret_file", &link.secret_file, Content::Secret),
         ("link.tls_key", &link.tls_key, Content::PrivateKey),
-        ("link.tls_cert", &link.tls_cert, Content::Certificates),
-        ("link.tls_ca", &link.tls_ca, Content::Certificates),
         ("redis.password_file", &redis.password_file, Content::Secret),
-        ("redis.tls_ca_file", &redis.tls_ca_file, Content::Certificates),
         ("postgres.password_file", &postgres.password_file, Content::Secret),
-        ("postgres.tls_ca_file", &postgres.tls_ca_file, Content::Certificates),
         ("kafka.sasl_password_file", &kafka.sasl_password_file, Content::Secret),
         ("kafka.key_file", &kafka.key_file, Content::Secret),
-        ("kafka.cert_file", &kafka.cert_file, Content::Certificates),
-        ("kafka.ca_file", &kafka.ca_file, Content::Certificates),
+        ("auth.jwks_ca_file", &config.auth.jwks_ca_file, Content::Authorities),
+        ("webhooks.ca_file", &config.webhooks.ca_file, Content::Authorities),
     ];
-    files.retain(|(key, file, content)| {
+    if is_cluster(config) {
+        files.extend::<[(&'static str, &Path, Content); 5]>([
+            ("link.tls_cert", &link.tls_cert, Content::Certificates),
+            ("link.tls_ca", &link.tls_ca, Content::Authorities),
+            ("redis.tls_ca_file", &redis.tls_ca_file, Content::Authorities),
+            ("postgres.tls_ca_file", &postgres.tls_ca_file, Content::Authorities),
+            ("kafka.cert_file", &kafka.cert_file, Content::Certificates),
+        ]);
         // The Kafka library accepts a directory of certificates, too.
-        let is_directory = *key == "kafka.ca_file" && file.is_dir();
-        let is_for_profile =
-            is_cluster(config) || *content != Content::Certificates || *key == KEYS_AUTHORITY;
-        is_for_profile && !is_directory
-    });
+        if !kafka.ca_file.is_dir() {
+            files.push(("kafka.ca_file", &kafka.ca_file, Content::Certificates));
+        }
+    }
     files.extend(tls.cert_files.iter().map(|file| ("tls.cert_files", &**file, Content::Certificates)));
     files.extend(tls.key_files.iter().map(|file| ("tls.key_files", &**file, Content::PrivateKey)));
-    files.push(("tls.client_ca", &tls.client_ca, Content::Certificates));
+    files.push(("tls.client_ca", &tls.client_ca, Content::Authorities));
     files.push(("admin.tls_cert", &admin.tls_cert, Content::Certificates));
     files.push(("admin.tls_key", &admin.tls_key, Content::PrivateKey));
+    files.push(("admin.keys_file", &admin.keys_file, Content::AdminKeys));
     if config.hooks.is_on() {
         files.push(("hooks.secret_file", &config.hooks.secret_file, Content::HookSecret));
-        files.push(("hooks.ca_file", &config.hooks.ca_file, Content::Certificates));
+        files.push(("hooks.ca_file", &config.hooks.ca_file, Content::Authorities));
+    }
+    let evidence = &config.evidence;
+    if !evidence.apisix_url.is_empty() {
+        files.push(("evidence.apisix_key_file", &evidence.apisix_key_file, Content::Secret));
+        files.push(("evidence.apisix_ca_file", &evidence.apisix_ca_file, Content::Authorities));
     }
     files.retain(|(_, file, _)| !file.as_os_str().is_empty());
     files
 }
 
+/// Checks a file as the start will read it, once more.
 fn check_file(file: &Path, content: Content) -> anyhow::Result<()> {
-    match content {
-        Content::Secret => private::check(file)?,
-        Content::HookSecret => hooks::check_secret(file)?,
-        Content::PrivateKey => drop(private_key(file)?),
-        Content::Certificates => drop(read_certificates(file)?),
-    }
-    Ok(())
-}
-
-/// Checks that the key belongs to the first certificate of the file.
-fn check_pair(certificate: &Path, key: &Path) -> anyhow::Result<()> {
-    let pair = CertifiedKey::from_der(
-        read_certificates(certificate)?,
-        private_key(key)?,
-        &aws_lc_rs::default_provider(),
-    );
-    pair.map(drop).map_err(|error| anyhow!("{error}; name the key that belongs to the first certificate"))
-}
-
-fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let pem = private::read_public(file)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(anyhow!("no certificate in it; name a PEM file with one")),
-        Err(error) => Err(anyhow!("{}; name a PEM file with certificates", private::pem_problem(&error))),
-    }
-}
-
-fn private_key(file: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    let pem = private::read(file)?;
-    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
-        let why = private::pem_problem(&error);
-        anyhow!("no private key in it ({why}); name a PEM file with one that is not encrypted")
-    })
+    let unusable = |error: io::Error| anyhow!("{} can't be used: {error}", file.display());
+    private::refuse_pipe(file).map_err(unusable)?;
+    let read = match content {
+        Content::Secret => check_secret(file),
+        Content::HookSecret => hooks::check_secret(file),
+        Content::AdminKeys => load_keys(file).map(drop),
+        Content::PrivateKey => return read_private_key(file).map(drop),
+        Content::Certificates => return read_certificates(file).map(drop),
+        Content::Authorities => return read_authorities(file).map(drop),
+    };
+    read.map_err(unusable)
 }

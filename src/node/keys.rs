@@ -9,6 +9,7 @@ use crate::{
     config::{AuthConfig, Config},
     hooks::IDENTITY_TTL_MAX,
     metrics::Metrics,
+    private,
 };
 
 /// Time for which a revocation is kept after its last token has expired.
@@ -44,7 +45,9 @@ pub(super) fn own_keys(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Vec<T
         let (id, file) = AuthConfig::key_entry(entry);
         match read_keys(&file, id) {
             Ok(read) => keys.extend(read),
-            Err(error) => problems.push(format!("auth.key_files: {entry} can't be used: {error}")),
+            Err(error) => {
+                problems.push(private::unusable("auth.key_files", &file, error));
+            }
         }
     }
     if !problems.is_empty() {
@@ -60,7 +63,7 @@ pub(super) fn own_keys(auth: &AuthConfig, secret: &[u8]) -> anyhow::Result<Vec<T
 pub fn existing_secret(config: &Config) -> anyhow::Result<Vec<u8>> {
     let file = &config.auth.key_file;
     if !file.as_os_str().is_empty() {
-        return read_key(file).with_context(|| format!("auth.key_file {} can't be used", file.display()));
+        return read_key(file).with_context(|| format!("auth.key_file: {} can't be used", file.display()));
     }
     if config.auth.has_other_keys() {
         return Ok(Vec::new());
@@ -111,7 +114,7 @@ pub fn refresher(
         copy: if auth.jwks_copy { config.node.data.join(COPY_FILE) } else { PathBuf::new() },
     };
     let refresher = jwks::Refresher::new(settings, Arc::clone(keyring), metrics.clone());
-    refresher.map(Some).context("auth.jwks_url or auth.jwks_ca_file can't be used")
+    refresher.map(Some).context("auth.jwks_url, auth.jwks_ca_file")
 }
 
 /// Builds the verifier of tokens, and starts the refresh of the remote keys. Must run in the services runtime.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use tidegate_protocol::{Time, id::NodeId};
 use tokio::sync::watch;
 
@@ -28,7 +28,7 @@ use crate::{
     link::{GrpcLink, Link, Listener, LocalLink, Settings},
     metrics::Metrics,
     ports::Ports,
-    redis,
+    private, redis,
     routes::{Leases, MemoryRoutes, NodeBoot, RedisRoutes, Routes, RoutesError},
     scratch::{ClockNumbers, Floors, MemoryScratch, Numbers, RedisNumbers, RedisScratch},
     store::{MemoryStore, PostgresOpenError, PostgresStore, Store},
@@ -158,11 +158,9 @@ pub(super) fn token_key(config: &Config) -> anyhow::Result<Vec<u8>> {
             format!("the data directory {} (node.data) can't be used", config.node.data.display())
         });
     }
-    auth::read_key(shared).with_context(|| {
-        format!(
-            "auth.key_file: {} can't be used; create one for all nodes with `openssl rand -hex 32`, mode 600",
-            shared.display()
-        )
+    auth::read_key(shared).map_err(|error| {
+        let cure = "create one for all nodes with `openssl rand -hex 32`, mode 600";
+        anyhow!(private::unusable("auth.key_file", shared, format!("{error}; {cure}")))
     })
 }
 

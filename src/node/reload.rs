@@ -28,9 +28,11 @@ use crate::{
     live::Live,
     log_limit,
     metrics::Metrics,
-    net::upgrade,
+    net::{endpoint::ServerTrust, upgrade},
+    private,
     room_rules::RoomRules,
     shard::{self, ConnSettings},
+    webhooks::Webhooks,
 };
 
 /// Parts of a node that a reload changes.
@@ -41,6 +43,7 @@ pub(super) struct LiveParts {
     pub(super) drainer: Arc<Drainer>,
     pub(super) gate: Arc<AdminGate>,
     pub(super) cluster: Arc<Cluster>,
+    pub(super) webhooks: Arc<Webhooks>,
 }
 
 /// Parts of all shards that a reload changes.
@@ -140,27 +143,30 @@ impl Reloader {
             Err(ConfigError(found)) => {
                 problems.extend(found);
                 // Those of the file are unknown.
-                problems.extend(file_problems(config));
+                add_new(&mut problems, files::problems(config));
                 return Err(ConfigError(problems));
             }
         };
         problems.extend(found);
         problems.extend(log_limit::filter(&fresh.log.filter).err().map(|why| format!("log.filter: {why}")));
-        problems.extend(file_problems(&fresh));
+        add_new(&mut problems, files::problems(&fresh));
         if !problems.is_empty() {
             return Err(ConfigError(problems));
         }
         let (merged, changes) = config.with_live_settings_of(&fresh)?;
         // Nothing changes if one of these parts can't be built.
         let own_keys = ports::token_key(&merged).and_then(|secret| keys::own_keys(&merged.auth, &secret));
-        let own_keys = own_keys.map_err(|error| problems.extend(lines(&error)));
+        let own_keys = own_keys.map_err(|error| problems.extend(files::lines(&error)));
         let filter = log_limit::filter(&merged.log.filter);
         let filter = filter.map_err(|why| problems.push(format!("log.filter: {why}")));
         let content_bytes_max = merged.limits.content_bytes_max;
         let hooks = HookSet::new(&merged.hooks, content_bytes_max, &self.parts.shards.metrics);
         let hooks = hooks.map_err(|error| problems.push(error.to_string()));
         let rules = settings::limit_rules(&merged).map_err(|found| problems.extend(found));
-        let (Ok(own_keys), Ok(filter), Ok(hooks), Ok(rules)) = (own_keys, filter, hooks, rules) else {
+        let trust = ServerTrust::read(&merged.webhooks.ca_file);
+        let trust = trust.map_err(|error| problems.push(format!("webhooks.ca_file: {error}")));
+        let built = (own_keys, filter, hooks, rules, trust);
+        let (Ok(own_keys), Ok(filter), Ok(hooks), Ok(rules), Ok(trust)) = built else {
             return Err(ConfigError(problems));
         };
         let parts = &self.parts;
@@ -176,6 +182,7 @@ impl Reloader {
         parts.shards.edit_within.set(settings::edit_within(&merged.limits));
         parts.drainer.set_settings(merged.drain_settings());
         parts.shards.hooks.replace(hooks);
+        parts.webhooks.set_trust(trust);
         parts.cluster.storms.set_rule(merged.storm.rule(), merged.storm.action());
         parts.cluster.storms.set_room_threshold(merged.storm.room_threshold);
         settings::set_evidence(&merged, &parts.cluster);
@@ -191,8 +198,10 @@ impl Reloader {
 impl Reload for Reloader {
     fn reload(&self) -> Result<ConfigChanges, ConfigError> {
         let began = Instant::now();
-        let keys = self.parts.gate.reload().map_err(|why| format!("admin.keys_file: {why}"));
-        let reloaded = self.apply(&mut self.config.lock(), keys.err().into_iter().collect());
+        let mut config = self.config.lock();
+        let keys = self.parts.gate.reload();
+        let keys = keys.map_err(|why| private::unusable("admin.keys_file", &config.admin.keys_file, why));
+        let reloaded = self.apply(&mut config, keys.err().into_iter().collect());
         match &reloaded {
             Ok(ConfigChanges { live, needs_restart }) => {
                 let took = began.elapsed();
@@ -207,17 +216,11 @@ impl Reload for Reloader {
     }
 }
 
-/// Returns the problems of all files that the configuration names, except the file of admin keys and the audit file.
-fn file_problems(config: &Config) -> Vec<String> {
-    let mut problems = files::problems(config);
-    if !config.auth.key_file.as_os_str().is_empty() {
-        problems.extend(ports::token_key(config).err().iter().flat_map(lines));
+/// Adds the problems that are not in the list yet. A problem of the file of admin keys is found by the gate, too.
+fn add_new(problems: &mut Vec<String>, found: Vec<String>) {
+    for problem in found {
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
     }
-    problems.extend(keys::own_keys(&config.auth, &[]).err().iter().flat_map(lines));
-    problems
-}
-
-/// Returns the problems of an error, one a line, each with its causes.
-fn lines(error: &anyhow::Error) -> Vec<String> {
-    format!("{error:#}").lines().map(str::to_owned).collect()
 }

@@ -9,7 +9,9 @@ use std::{
 use anyhow::Context as _;
 use tidegate_protocol::{
     id::UserId,
-    machine::{chain::ChainLimits, ledger::LEDGER_NEWEST, session, window::WindowLimits},
+    machine::{
+        chain::ChainLimits, ledger::LEDGER_NEWEST, presence::PresenceLimits, session, window::WindowLimits,
+    },
 };
 
 use super::Addresses;
@@ -33,6 +35,7 @@ use crate::{
         retention::{self, FeedRetention, Keep},
         rules,
     },
+    private,
     routes::{DevicePolicy, NodeDescription, OnePer},
     shard::{Caps, ConnSettings},
     webhooks::WebhookPolicy,
@@ -51,6 +54,13 @@ pub(super) fn broker(config: &Config, addresses: &Addresses, source: &str) -> br
             allows_plain: config.webhooks.allow_plain || config.is_development(),
             content_hosts: config.webhooks.hosts(config.is_development()),
             ca_file: config.webhooks.ca_file.clone(),
+            aside_after_ms: Some(config.fault.webhook_aside_ms).filter(|ms| *ms > 0),
+        },
+        presence: PresenceLimits {
+            watched_max: config.limits.watched_max,
+            members_max: config.limits.watched_members_max,
+            user_watches_max: config.limits.watches_per_user,
+            users_per_round: config.limits.presence_users_per_second,
         },
     }
 }
@@ -115,7 +125,7 @@ fn gates(config: &Config) -> GateSettings {
 /// The file has problems; the error lists all of them, each with the setting and the file.
 pub(super) fn limit_rules(config: &Config) -> Result<RuleSet, Vec<String>> {
     let file = &config.limits.rules_file;
-    let name = |why: String| format!("limits.rules_file: {}: {why}", file.display());
+    let name = |why: String| private::unusable("limits.rules_file", file, why);
     RuleSet::read(file, limit_wait_max(config)).map_err(|problems| problems.into_iter().map(name).collect())
 }
 

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tidegate_protocol::{
     machine::ledger::{Ledger, Outcome},
     record::{Body, Position, Record, Rules},
@@ -47,7 +48,7 @@ use crate::{
     mail::ConnKey,
     metrics::Metrics,
     partition::{dispatcher::Dispatcher, exit::PORT_RETRY_INTERVAL},
-    routes::Route,
+    routes::{NodeBoot, Route},
     store::{Fence, Scan, import},
     storms::StormTable,
     supervised, trace,
@@ -108,7 +109,7 @@ pub(super) struct Owner {
     since: Instant,
     /// Rules in force, for the background tasks that append.
     rules: watch::Sender<Rules>,
-    /// Whether the log was empty at the takeover.
+    /// Whether the log was empty when this run of the node began.
     is_log_new: bool,
     /// Answers given by this owner; `None` on a single node, where no origin asks again.
     answer_log: Option<AnswerLog>,
@@ -137,6 +138,11 @@ async fn first_of<T>(former: impl Future<Output = T>, latter: impl Future<Output
     }
 }
 
+/// Returns whether this run of the node appended the record.
+fn is_of_this_run(record: &Bytes, me: &NodeBoot) -> bool {
+    Record::decode(record.clone()).is_ok_and(|it| it.origin.node == me.node && it.origin.boot == me.boot)
+}
+
 /// Record with the outcome that the ledger gave it.
 type Decided = (Record, Outcome);
 
@@ -163,9 +169,7 @@ impl Owner {
         }
         // Retention deleted exactly the archived records: nothing is missing, and nothing is left to compare.
         let is_trimmed = taken.position.offset > 0 && bounds.first == taken.position.offset;
-        if !is_trimmed {
-            Self::check_log(partition, cluster, taken.position, bounds).await?;
-        }
+        let is_log_new = !is_trimmed && Self::check_log(partition, cluster, taken.position, bounds).await?;
         let mut ledger = Ledger::resume(taken.position, taken.rules, rand::random());
         ledger.know_up_to(settings.rules.known);
         ledger.knows(taken.rules.ledger_version)?;
@@ -197,7 +201,7 @@ impl Owner {
             archive,
             since: Instant::now(),
             rules: watch::Sender::new(taken.rules),
-            is_log_new: bounds.next == 0 && taken.position.offset == 0,
+            is_log_new,
             answer_log,
             storms: cluster.storms.open(partition, &cluster.events, metrics),
             storm_ports: None,
@@ -212,12 +216,14 @@ impl Owner {
     }
 
     /// Checks that the log has the record that was archived last, or that an empty archive is not older than an import.
+    /// Returns whether the log is new: empty, or begun by this run of the node, which takes requests before it owns the
+    /// partition.
     async fn check_log(
         partition: u32,
         cluster: &Arc<Cluster>,
         archived: Position,
         bounds: Bounds,
-    ) -> Result<(), OwnerExit> {
+    ) -> Result<bool, OwnerExit> {
         let record_at = async |offset| {
             let read = cluster.ports.bus.read(partition, offset, 1, 1);
             match lag::from_log(&cluster.owned, partition, read).await {
@@ -225,19 +231,19 @@ impl Owner {
                 read => Ok(read?.records.into_iter().next()),
             }
         };
-        let last = match archived.offset.checked_sub(1) {
-            Some(offset) => record_at(offset).await?,
+        let (last, is_new) = match archived.offset.checked_sub(1) {
+            Some(offset) => (record_at(offset).await?, false),
             None if bounds.next > 0 => {
                 let first = record_at(0).await?;
-                if first.is_some_and(|record| import::is_marker(&record.bytes)) {
+                if first.as_ref().is_some_and(|record| import::is_marker(&record.bytes)) {
                     return Err(OwnerExit::StoreBeforeImport);
                 }
-                None
+                (None, first.is_some_and(|record| is_of_this_run(&record.bytes, &cluster.me)))
             }
-            None => None,
+            None => (None, true),
         };
         if archived.matches(last.as_ref().map(|record| &record.bytes[..])) {
-            Ok(())
+            Ok(is_new)
         } else {
             Err(OwnerExit::LogReplaced)
         }

@@ -96,7 +96,7 @@ pub(crate) struct Switcher<'a> {
     pub(crate) bus: &'a dyn Bus,
     pub(crate) peers: &'a Peers,
     pub(crate) settings: Settings,
-    /// Whether the log was empty when the owner took it over.
+    /// Whether the log was empty when this run of the node began.
     pub(crate) is_log_new: bool,
     /// Rules in force, as published by the owner.
     pub(crate) rules: watch::Receiver<Rules>,

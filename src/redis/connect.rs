@@ -18,7 +18,7 @@ use crate::{config, private};
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Unreadable file of the configuration.
-    #[error("redis.{key} {path} can't be used: {error}")]
+    #[error("redis.{key}: {path} can't be used: {error}")]
     File {
         /// Configuration key that names the file.
         key: &'static str,

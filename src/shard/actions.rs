@@ -17,6 +17,7 @@ use tokio::time;
 
 pub(super) mod bans;
 pub(super) mod blocks;
+pub(super) mod closed_rooms;
 mod connections;
 pub(super) mod decisions;
 mod edit;
@@ -24,6 +25,7 @@ pub(super) mod evidence;
 mod expiry;
 pub(super) mod limits;
 pub(super) mod overload;
+mod presence;
 pub(super) mod priorities;
 mod room_lists;
 mod rulings;
@@ -175,6 +177,7 @@ impl<I: Io> Shard<I> {
             outdated: Vec::new(),
             positions_after: None,
             acks: None,
+            is_watching: false,
         }));
         self.prioritize(conn);
         self.close_if_revoked(conn);

@@ -108,6 +108,9 @@ impl<I: Io> Shard<I> {
         conn.window = None;
         if let Some(login) = conn.login.take() {
             self.hub.remove(&login.route.user, conn.key.slot);
+            if login.is_watching {
+                self.context.watches.forget(conn.key);
+            }
             self.gates.leave_sends(login.gated_sends);
             for room in conn.session.rooms() {
                 let room = ConversationId::room(room);

@@ -44,10 +44,8 @@ pub(super) const LIVE: u8 = 1;
 pub(super) const WAITING: u8 = 2;
 /// Flag: listed for the flush at the end of the turn.
 pub(super) const DIRTY: u8 = 4;
-
 /// Flag: everything is sent, the connection only lingers.
 pub(super) const LINGERING: u8 = 8;
-
 /// Flag: listed to be read without a poll event.
 pub(super) const LISTED: u8 = 16;
 
@@ -152,6 +150,8 @@ pub(super) struct LoginState {
     /// Conversation after which the next `ping` with positions searches for conversations that the client did not name;
     /// only for users with very many of them.
     pub(super) positions_after: Option<Box<ConversationId>>,
+    /// Whether it has watched who of a conversation is online.
+    pub(super) is_watching: bool,
 }
 
 /// Send that was appended as denied; its answer gets the text of the application.
@@ -431,7 +431,7 @@ impl HeldRequest {
     fn bytes(&self) -> usize {
         match self {
             Self::Deciding(DecidedRequest::Send(submit) | DecidedRequest::Delayed(submit))
-            | Self::Asking(AskingRequest::Send(submit), _) => submit.content.len(),
+            | Self::Asking(AskingRequest::Send(submit), _) => submit.content_bytes(),
             Self::Deciding(DecidedRequest::Signal { signal, .. }) => signal.encoded_len(),
             Self::Asking(AskingRequest::Query { query, .. }, _) => bytes_of(query),
             Self::Deciding(DecidedRequest::Join { .. })
@@ -471,6 +471,24 @@ mod tests {
         let request = AskingRequest::Query { id: 1, query: Box::new(Query::Sync(positions)) };
         let bytes = HeldRequest::Asking(request, LimitWaits::default()).bytes();
         assert!((100 * (64 + 8)..100 * (64 + 64)).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn send_that_waits_with_a_replaced_content_is_weighed_with_both() {
+        let mut submit = Submit {
+            ticket: 1,
+            id: 1,
+            conversation: ConversationId::parse("g:a").unwrap(),
+            msg_id: tidegate_protocol::id::MsgId::new("m").unwrap(),
+            attempt: 0,
+            content: vec![0; 2_000].into(),
+            order: Default::default(),
+            flags: 0,
+            trace: None,
+            ruling: Default::default(),
+        };
+        submit.ruling.sent = Some(vec![0; 300].into());
+        assert_eq!(HeldRequest::Deciding(DecidedRequest::Delayed(submit)).bytes(), 2_300);
     }
 
     #[test]

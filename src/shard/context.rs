@@ -28,6 +28,7 @@ use crate::{
     mail::{Mail, ShardHandle, ShardHandles},
     metrics::Metrics,
     net::upgrade,
+    presence::PresenceWatches,
     room::Rooms,
     room_rules::RoomRules,
     routes::DevicePolicy,
@@ -104,6 +105,8 @@ pub struct Context {
     pub recaller: Recaller,
     /// Numbers of live rooms, and the nodes that have members of them.
     pub rooms: Arc<Rooms>,
+    /// Watches of who of a conversation is online.
+    pub watches: Arc<PresenceWatches>,
     /// Sender of signals and marks to other nodes; `None` on a single node.
     pub best_effort: Option<Arc<BestEffortSender>>,
     /// Services runtime, for futures that are not ready at once.

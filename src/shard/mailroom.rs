@@ -100,6 +100,7 @@ impl<I: Io> Shard<I> {
             Mail::Outdated(outdated) => self.take_outdated(outdated),
             Mail::EpochRenewed(key, done) => self.take_renewed(key, done),
             Mail::Signal(signal) => self.take_signal(signal),
+            Mail::Presence(report) => self.take_presence(report),
             Mail::GroupSize(key, id, signal, size) => self.on_group_size(key, id, signal, size),
             Mail::RoomNumbers(room, numbers) => self.on_numbered(&room, numbers),
             Mail::Decided(key, decision) => self.take_decision(key, decision),
@@ -132,7 +133,7 @@ impl<I: Io> Shard<I> {
 
     /// Resets the sockets of the user's device, or of all its devices, and replies how many there were.
     fn cut(&mut self, user: &UserId, device: Option<&DeviceId>, reply: Sender<usize>) {
-        let slots = self.slots_of(user, |login| device.is_none_or(|device| login.route.device == *device));
+        let slots = self.slots_of_device(user, device);
         for slot in &slots {
             self.with_conn(*slot, Self::reset);
         }
@@ -175,6 +176,11 @@ impl<I: Io> Shard<I> {
             conn.and_then(|conn| conn.login.as_deref()).is_some_and(&matches)
         };
         self.hub.slots(user).iter().copied().filter(is_match).collect()
+    }
+
+    /// Returns the open connections of a user's device, or of all its devices.
+    pub(super) fn slots_of_device(&self, user: &UserId, device: Option<&DeviceId>) -> Vec<u32> {
+        self.slots_of(user, |login| device.is_none_or(|device| login.route.device == *device))
     }
 
     /// Returns the connections of these sessions on this shard.

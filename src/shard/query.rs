@@ -28,14 +28,7 @@ use super::{
 use crate::{
     clock::wall_ms,
     config::AllowAction,
-    conversation::{
-        consistent::{ConsistentReads, beyond_head_after_barrier, beyond_head_before_barrier},
-        mark_read,
-        read_position::BeyondHead,
-        reader::Reader,
-        recall::RecallOutcome,
-        sync,
-    },
+    conversation::{consistent::ConsistentReads, mark_read, reader::Reader, recall::RecallOutcome, sync},
     hooks::HookVerdict,
     limits::LimitRefusal,
     mail::{Decision, Mail, QueryResult},
@@ -49,14 +42,23 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) type Work = Pin<Box<dyn Future<Output = Result<QueryResult, (Code, &'static str)>> + Send>>;
 
+/// Returns the state of a query that is answered at once.
+fn answered(id: u64) -> Box<OpenQuery> {
+    Box::new(OpenQuery { is_sent: true, ..OpenQuery::new(id, Arc::default()) })
+}
+
 impl<I: Io> Shard<I> {
     /// Starts a query; its result arrives at once or as mail.
     pub(super) fn start_query(&mut self, conn: &mut Conn, id: u64, query: Query) {
         let Some(reader) = self.reader(conn) else { return };
         let user = reader.user.clone();
+        if let Query::Watch { conversation, stop: true } = &query {
+            // It ends work, so no limit holds it up.
+            conn.open_query = Some(answered(id));
+            return self.end_watch(conn, id, conversation);
+        }
         let Some(is_gated) = self.enter_query(conn, id, &query) else {
-            let answered = OpenQuery { is_sent: true, ..OpenQuery::new(id, Arc::default()) };
-            conn.open_query = Some(Box::new(answered));
+            conn.open_query = Some(answered(id));
             return;
         };
         let request = CountedRequest::of_query(&query);
@@ -106,13 +108,8 @@ impl<I: Io> Shard<I> {
             }
             Query::Recall { conversation, seq } => self.recall(user, conversation, seq, appends),
             Query::Edit { .. } => self.edit(conn, user, query, appends),
-            Query::Leave(conversation) => {
-                let (admin, wall_ms) = (self.context.recaller.admin.clone(), self.wall_ms);
-                Box::pin(async move {
-                    admin.leave(conversation, user, wall_ms).await?;
-                    Ok(QueryResult::Done)
-                })
-            }
+            Query::Leave(conversation) => self.leave_group(user, conversation),
+            Query::Watch { conversation, .. } => self.check_watch(user, conversation),
             Query::Sync(positions) => {
                 open_query.positions = Arc::new(positions.into_iter().collect());
                 self.states(reader, &open_query)
@@ -128,8 +125,7 @@ impl<I: Io> Shard<I> {
             let request = AskingRequest::Query { id, query: Box::new(query) };
             return self.await_permits(conn, request, asking);
         }
-        let answered = OpenQuery { is_sent: true, ..OpenQuery::new(id, Arc::default()) };
-        conn.open_query = Some(Box::new(answered));
+        conn.open_query = Some(answered(id));
         let out = &mut self.buffers.actions;
         if refusal.asking.is_some() {
             // A send waits for the block list of its recipient, and a connection keeps one request.
@@ -158,6 +154,14 @@ impl<I: Io> Shard<I> {
         })
     }
 
+    fn leave_group(&self, user: UserId, conversation: ConversationId) -> Work {
+        let (admin, wall_ms) = (self.context.recaller.admin.clone(), self.wall_ms);
+        Box::pin(async move {
+            admin.leave(conversation, user, wall_ms).await?;
+            Ok(QueryResult::Done)
+        })
+    }
+
     fn recall(&self, user: UserId, conversation: ConversationId, seq: u64, appends: Arc<AtomicBool>) -> Work {
         let (cluster, recaller) = (Arc::clone(&self.context.cluster), self.context.recaller.clone());
         let (reads, hook) = (Arc::clone(&self.context.reads), self.context.hooks.allow());
@@ -172,16 +176,10 @@ impl<I: Io> Shard<I> {
                     HookVerdict::Unavailable => return Err((Code::HookUnavailable, "")),
                 }
             }
-            let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
-            let turn = reads.turn(&user).await?;
-            let mut checked = recaller.check(store, &user, &conversation, seq, first, wall_ms()).await;
-            drop(turn);
-            if first == BeyondHead::Unknown && matches!(checked, Err((Code::NotYet, _))) {
-                let above = beyond_head_after_barrier(&cluster, &conversation).await;
-                let _turn = reads.turn(&user).await?;
-                checked = recaller.check(store, &user, &conversation, seq, above, wall_ms()).await;
-            }
-            let ack = match checked? {
+            let reads = ConsistentReads::new(&cluster, &reads, &user);
+            let store = &*cluster.ports.store;
+            let check = |above| recaller.check(store, &user, &conversation, seq, above, wall_ms());
+            let ack = match reads.checked(&conversation, check).await? {
                 RecallOutcome::Done(ack) => ack,
                 RecallOutcome::Allowed(recall) => {
                     appends.store(true, Ordering::Relaxed);
@@ -280,6 +278,9 @@ impl<I: Io> Shard<I> {
             }
             Ok(QueryResult::Accepted(ack)) => session.query_told(id, vec![FrameBody::SendAck(*ack)], out),
             Ok(QueryResult::Done) => session.query_done(id, out),
+            Ok(QueryResult::Watch(conversation, members)) => {
+                self.begin_watch(conn, id, conversation, members);
+            }
             Ok(QueryResult::Refused(code, words)) => {
                 session.query_refused(id, code, &words, &conn.settings.limits, out);
             }

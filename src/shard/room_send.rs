@@ -38,7 +38,7 @@ use crate::{
 impl<I: Io> Shard<I> {
     /// Queues a message to a live room for this turn's numbering, if its sender is in the room. With `can_wait` a limit may
     /// let it wait.
-    pub(super) fn publish(&mut self, conn: &mut Conn, submit: Submit, can_wait: bool) {
+    pub(super) fn publish(&mut self, conn: &mut Conn, mut submit: Submit, can_wait: bool) {
         let limits = &conn.settings.limits;
         let class = class_of(self.conns.hot[conn.key.slot as usize].flags);
         let rules = self.context.room_rules.get();
@@ -46,14 +46,25 @@ impl<I: Io> Shard<I> {
             let (ticket, out) = (submit.ticket, &mut self.buffers.actions);
             return conn.session.submit_refused(ticket, Code::Busy.into(), limits, self.now, out);
         }
+        let closed = self.context.cluster.closed_rooms.get(&submit.conversation);
         match &conn.login {
-            Some(login) if self.hub.is_in(&submit.conversation, conn.key.slot) => {
+            // Closed rooms have no members, and the limits count what they refuse.
+            Some(login) if closed.is_some() || self.hub.is_in(&submit.conversation, conn.key.slot) => {
                 let content = submit.ruling.sent.as_ref().unwrap_or(&submit.content);
                 let room = &submit.conversation;
                 let limiter = || self.context.limiter.send(&login.route.user, &submit.conversation, self.now);
                 if let Err(fault) = self.admit_send(conn, room, content, can_wait, limiter) {
                     return self.turn_away(conn, submit, &fault);
                 }
+                // It counts as a message does: otherwise a flood of them would be free.
+                if let Some(code) = submit.ruling.denied {
+                    return self.refuse_denied(conn, submit.ticket, code);
+                }
+                if let Some(closed) = closed {
+                    return self.refuse_closed_send(conn, submit.ticket, &closed);
+                }
+                // The limits have counted it.
+                submit.ruling.sent = None;
                 let post = RoomPost { origin: conn.key, sender: login.route.user.clone(), class, submit };
                 self.room_queue.add(post, conn.address, &rules, self.now);
             }
@@ -209,9 +220,16 @@ impl<I: Io> Shard<I> {
         self.decide_join(conn, id, room.clone());
     }
 
-    /// Adds a connection to a room that its user may join.
+    /// Adds a connection to a room that its user may join, unless it was removed from the room while the join was held.
     pub(super) fn join_allowed(&mut self, conn: &mut Conn, id: u64, room: &RoomId) {
+        if conn.session.is_removed_join(id, room) {
+            let limits = &conn.settings.limits;
+            return conn.session.joined(id, room, Ok(()), limits, self.now, &mut self.buffers.actions);
+        }
         let conversation = ConversationId::room(room);
+        if self.refuse_closed_join(conn, id, room, &conversation) {
+            return;
+        }
         if self.hub.join(&conversation, conn.key.slot) {
             if let Some(login) = conn.login.as_deref() {
                 self.hub.listings.joined(&conversation, &login.route, conn.key.slot);

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     cluster::BlockVerdict,
     conversation::group_size,
-    directory::ShardSet,
+    delivery::signals::route_signal,
     limits::LimitCall,
     mail::{Audience, ConnKey, GroupSize, Mail, Volatile},
     net::io::Io,
@@ -228,31 +228,8 @@ impl<I: Io> Shard<I> {
 
     /// Sends a signal to the other nodes and to all shards with recipients; a shard with a full mailbox is skipped.
     fn broadcast_signal(&mut self, volatile: Volatile) {
-        if let Some(best_effort) = &self.context.best_effort {
-            match (&volatile.audience, &volatile.only) {
-                (Audience::Users(users), _) => {
-                    best_effort.signal_to_users(&volatile.conversation, users, &volatile.frame);
-                }
-                (_, Some(members)) => {
-                    best_effort.signal_to_group(&volatile.conversation, members, &volatile.frame);
-                }
-                _ => {}
-            }
-        }
-        let directory = &self.context.directory;
-        let shards = match &volatile.audience {
-            Audience::Members => directory.conversation(&volatile.conversation),
-            Audience::Users(users) => {
-                let mut shards = ShardSet::default();
-                users.iter().for_each(|user| shards.extend(directory.user(user)));
-                shards
-            }
-            Audience::Sessions(sessions) => {
-                let mut shards = ShardSet::default();
-                sessions.iter().for_each(|it| shards.extend(directory.user(&it.user)));
-                shards
-            }
-        };
+        let best_effort = self.context.best_effort.as_deref();
+        let shards = route_signal(&volatile, &self.context.directory, best_effort);
         for shard in shards.iter() {
             if shard == self.context.index {
                 self.take_signal(volatile.clone());
@@ -303,27 +280,35 @@ impl<I: Io> Shard<I> {
     }
 
     fn write_signal(&mut self, slot: u32, frame: &PushFrame) {
+        if self.write_volatile(slot, frame) {
+            self.context.metrics.signals.increment(1);
+        } else {
+            self.context.metrics.signals_dropped.increment(1);
+        }
+    }
+
+    /// Writes a frame to a connection with nothing else to write; returns false if it was dropped.
+    pub(super) fn write_volatile(&mut self, slot: u32, frame: &PushFrame) -> bool {
         let hot = &self.conns.hot[slot as usize];
         let idle = hot.flags & (LIVE | WAITING | DIRTY) == LIVE;
-        let Some(stream) = hot.stream.as_ref().filter(|_| idle) else {
-            return self.context.metrics.signals_dropped.increment(1);
-        };
+        let Some(stream) = hot.stream.as_ref().filter(|_| idle) else { return false };
         let bytes = frame.bytes(hot.wire);
         match self.io.write(stream, bytes) {
-            Ok(taken) if taken == bytes.len() => self.context.metrics.signals.increment(1),
+            Ok(taken) if taken == bytes.len() => true,
             // A frame that was begun must be completed.
             Ok(taken) if taken > 0 => {
-                self.context.metrics.signals.increment(1);
                 self.with_conn(slot, |shard, conn| {
                     conn.outbox.get_or_insert_with(Box::default).push_rest(bytes.clone(), taken);
                     conn.blocked_since = conn.blocked_since.or(Some(shard.now));
                     shard.conns.hot[slot as usize].flags |= WAITING;
                 });
+                true
             }
             Err(error) if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 self.with_conn(slot, Self::abort);
+                false
             }
-            Ok(_) | Err(_) => self.context.metrics.signals_dropped.increment(1),
+            Ok(_) | Err(_) => false,
         }
     }
 }

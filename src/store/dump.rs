@@ -8,8 +8,10 @@ mod block_line;
 mod body;
 mod form;
 mod guard_line;
+mod mark_line;
 mod order;
 mod revocation;
+mod settings;
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +23,7 @@ use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
     machine::ledger::{Device, Head, Key, Member, Stay},
-    pb,
     record::{Hash16, Position, Role, Rules},
-    settings::{Retention, Search, SettingError, Unread, UserSettings},
 };
 
 pub use self::revocation::RevocationLine;
@@ -31,9 +31,10 @@ pub use self::{
     block_line::BlockLine,
     body::{BodyLine, RowLine},
     guard_line::GuardLine,
+    mark_line::MarkLine,
     order::DumpValidator,
+    settings::UserSettingsLine,
 };
-use super::{Hidden, Mark, UserState};
 
 /// Version of the format that this program writes and reads.
 pub const DUMP_VERSION: u32 = 1;
@@ -183,51 +184,6 @@ pub struct DeviceLine {
     pub next_n: u64,
 }
 
-/// Fields of [`Entry::Mark`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct MarkLine {
-    /// User id.
-    #[serde(with = "form::text")]
-    pub user: UserId,
-    /// Conversation id.
-    #[serde(with = "form::text")]
-    pub conversation: ConversationId,
-    /// Seq up to which the user has read.
-    pub seq: u64,
-    /// Number of messages up to that seq.
-    pub messages: u64,
-    /// Number of the user's own messages among them.
-    pub own: u64,
-    /// Cleared mark: seq, messages, own.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub cleared: [u64; 3],
-    /// Hidden entries above the cleared mark: seq, and whether it would count as unread.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub hidden: Vec<(u64, bool)>,
-}
-
-/// Fields of [`Entry::Settings`], named as in [`UserSettings`]; absent if the user never set them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct UserSettingsLine {
-    #[serde(with = "form::text")]
-    pub user: UserId,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub ack_timeout_ms: u32,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub ack_tries: u32,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub heartbeat_ms: u32,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub unread: String,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub retention: String,
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub search: String,
-}
-
 /// Fields of [`Entry::Key`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -324,62 +280,6 @@ impl DeviceLine {
     /// Returns the device row of the line.
     pub fn row(&self) -> Device {
         Device { epoch: self.epoch, next_n: self.next_n }
-    }
-}
-
-impl MarkLine {
-    /// Creates the line from the values of the store, with each message count capped at its seq.
-    ///
-    /// Older versions could store higher counts for former members after retention. That was harmless, since the unread
-    /// count covers only messages from the user's own stays.
-    pub fn new(user: UserId, conversation: ConversationId, state: &UserState) -> Self {
-        let UserState { mark: Mark { seq, messages, own }, cleared, hidden } = state;
-        let (seq, messages, own) = (*seq, *messages.min(seq), *own);
-        let cleared = [cleared.seq, cleared.messages.min(cleared.seq), cleared.own];
-        let hidden = hidden.iter().map(|it| (it.seq, it.counts)).collect();
-        Self { user, conversation, seq, messages, own, cleared, hidden }
-    }
-
-    /// Returns the user state of the line.
-    pub fn state(&self) -> UserState {
-        let [seq, messages, own] = self.cleared;
-        UserState {
-            mark: Mark { seq: self.seq, messages: self.messages, own: self.own },
-            cleared: Mark { seq, messages, own },
-            hidden: self.hidden.iter().map(|(seq, counts)| Hidden { seq: *seq, counts: *counts }).collect(),
-        }
-    }
-}
-
-impl UserSettingsLine {
-    /// Creates the line from the values of the store.
-    pub fn new(user: UserId, settings: &UserSettings) -> Self {
-        let UserSettings { ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search } = *settings;
-        Self {
-            user,
-            ack_timeout_ms,
-            ack_tries,
-            heartbeat_ms,
-            unread: unread.map(Unread::word).unwrap_or_default().to_owned(),
-            retention: retention.map(Retention::word).unwrap_or_default().to_owned(),
-            search: search.map(Search::word).unwrap_or_default().to_owned(),
-        }
-    }
-
-    /// Returns the user settings of the line.
-    ///
-    /// # Errors
-    /// Names the setting whose value is invalid.
-    pub fn settings(&self) -> Result<UserSettings, SettingError> {
-        UserSettings::of(&pb::Settings {
-            chain: false,
-            ack_timeout_ms: self.ack_timeout_ms,
-            ack_tries: self.ack_tries,
-            heartbeat_ms: self.heartbeat_ms,
-            unread: self.unread.clone(),
-            retention: self.retention.clone(),
-            search: self.search.clone(),
-        })
     }
 }
 

@@ -9,8 +9,8 @@ use crate::fault::Faulty;
 /// Removal of what belongs to one user alone. What is not there is no error, so that every call may be repeated.
 #[async_trait]
 pub trait PersonalErasure: Send + Sync {
-    /// Removes read marks, cleared marks and hidden entries of the user in these conversations, as durably as
-    /// [`Store::save_marks`] writes them. A mark that the user sets later starts from nothing.
+    /// Removes read marks, cleared marks, hidden entries, preferences and bounds of the user in these conversations, as
+    /// durably as [`Store::save_marks`] writes them. A mark that the user sets later starts from nothing.
     async fn forget_marks(&self, user: &UserId, conversations: &[ConversationId]) -> Result<(), StoreError>;
 
     /// Removes the settings of the user, as durably as [`Store::merge_settings`] writes them.

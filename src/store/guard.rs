@@ -17,7 +17,7 @@ use crate::fault::Faulty;
 pub const GUARD_BATCH_MAX: usize = 256;
 
 /// Most entries in all, including removed ones and those of kinds that this version does not know.
-pub const GUARD_ENTRIES_MAX: u64 = 200_064;
+pub const GUARD_ENTRIES_MAX: u64 = 220_064;
 
 /// Longest name of an entry, in bytes.
 pub const GUARD_NAME_BYTES_MAX: usize = 256;
@@ -61,11 +61,13 @@ pub enum GuardKind {
     Erasure = 10,
     /// Endpoint of webhooks, with its secrets.
     Webhook = 11,
+    /// Live room that is closed.
+    ClosedRoom = 12,
 }
 
 impl GuardKind {
     /// All kinds, by number.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Rule,
         Self::Ban,
         Self::Allow,
@@ -77,6 +79,7 @@ impl GuardKind {
         Self::StormRule,
         Self::Erasure,
         Self::Webhook,
+        Self::ClosedRoom,
     ];
 
     /// Returns the stored number.
@@ -90,10 +93,12 @@ impl GuardKind {
     }
 
     /// Returns the most entries of this kind, including removed ones. Together the kinds fit into
-    /// [`GUARD_ENTRIES_MAX`], so none takes the space of another.
+    /// [`GUARD_ENTRIES_MAX`], so none takes the space of another. Closed rooms have space for as many removed ones: the admin
+    /// API bounds those in force by themselves.
     pub const fn entries_max(self) -> u64 {
         match self {
             Self::Rule | Self::Storm => 10_000,
+            Self::ClosedRoom => 20_000,
             Self::Ban => 100_000,
             Self::Allow | Self::Profile | Self::StormRule => 5_000,
             Self::Window | Self::Erasure => 2_500,
@@ -206,16 +211,18 @@ impl GuardBatch {
         if keys.windows(2).any(|two| two[0] == two[1]) {
             return Err(InvalidGuard::Repeated);
         }
-        let edit = |put: GuardPut| {
-            let GuardPut { entry: GuardEntry { key, value, until_ms }, expected } = put;
-            GuardEdit { key, value: Some(value), until_ms, expected }
-        };
-        Ok(Self(puts.into_iter().map(edit).collect()))
+        Ok(Self(puts.into_iter().map(GuardEdit::from).collect()))
     }
 
     /// Returns the changes.
     pub(crate) fn edits(&self) -> &[GuardEdit] {
         &self.0
+    }
+}
+
+impl From<GuardPut> for GuardBatch {
+    fn from(put: GuardPut) -> Self {
+        Self(vec![put.into()])
     }
 }
 
@@ -315,6 +322,13 @@ pub(crate) struct GuardEdit {
     expected: Option<u64>,
 }
 
+impl From<GuardPut> for GuardEdit {
+    fn from(put: GuardPut) -> Self {
+        let GuardPut { entry: GuardEntry { key, value, until_ms }, expected } = put;
+        Self { key, value: Some(value), until_ms, expected }
+    }
+}
+
 impl GuardEdit {
     /// Creates the removal of an entry.
     pub(crate) fn removal(key: &GuardKey, expected: Option<u64>) -> Self {
@@ -390,12 +404,12 @@ mod tests {
     #[test]
     fn numbers_are_fixed_and_the_kinds_fit_together() {
         let numbers = GuardKind::ALL.map(GuardKind::number);
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
         assert_eq!(
             GuardKind::ALL.map(|kind| GuardKind::from_number(kind.number())),
             GuardKind::ALL.map(Some)
         );
-        assert_eq!((GuardKind::from_number(0), GuardKind::from_number(12)), (None, None));
+        assert_eq!((GuardKind::from_number(0), GuardKind::from_number(13)), (None, None));
         let sum: u64 = GuardKind::ALL.into_iter().map(GuardKind::entries_max).sum();
         assert_eq!(sum, GUARD_ENTRIES_MAX);
     }
@@ -417,6 +431,14 @@ mod tests {
         assert_eq!(GuardBatch::new(many(257)), Err(InvalidGuard::Batch));
         let twice = vec![put(GuardKind::Ban, "a"), put(GuardKind::Allow, "a"), put(GuardKind::Ban, "a")];
         assert_eq!(GuardBatch::new(twice), Err(InvalidGuard::Repeated));
+    }
+
+    #[test]
+    fn opened_rooms_leave_space_for_closed_ones() {
+        let batch = GuardBatch::new(vec![put(GuardKind::ClosedRoom, "hall")]).unwrap();
+        let check = |rows| check_edits(batch.edits(), &[None], &GuardCounts::from([(12, rows)]));
+        assert_eq!(check(10_000), Ok(GuardCounts::from([(12, 10_001)])));
+        assert_eq!(check(20_000), Err(GuardOutcome::Full(GuardKind::ClosedRoom)));
     }
 
     #[test]

@@ -13,13 +13,13 @@ use bytes::Bytes;
 use tidegate_protocol::{
     id::{ConversationId, IdError, NodeId, UserId},
     machine::ledger::{Delta, Edited, Head, LEDGER_NEWEST, Recalled, edit_key, message_key, request_key},
-    record::{Body, Hash16, Origin, Position, Record, RuleChange, Rules},
+    record::{Body, Hash16, Origin, Position, Record, RuleChange},
     settings::UserSettings,
 };
 
 use super::{
     Fence, GUARD_BATCH_MAX, GuardBatch, GuardOutcome, GuardPut, InvalidGuard, Personal, Store, StoreError,
-    StoredRow, UserState,
+    StoredRow,
     dump::{BlockLine, BodyLine, Entry, KeyLine, LogLine, MarkLine, PartitionLine, RowLine},
 };
 use crate::{bus::Bounds, revocation::Revocation};
@@ -134,7 +134,7 @@ impl<'a> Filling<'a> {
         let part = |bounds: &Bounds| {
             let start = Position { offset: bounds.next, hash: Hash16::default() };
             let (at, fence) = (Position::START, Fence(rand::random()));
-            PartitionImport { fence, start, at, pending: empty_delta(at), lines: 0, bytes: 0 }
+            PartitionImport { fence, start, at, pending: Delta::new(at, at), lines: 0, bytes: 0 }
         };
         Self {
             store,
@@ -203,7 +203,7 @@ impl<'a> Filling<'a> {
                 self.count(part, LINE_BYTES);
             }
             Entry::Row(it) => self.row(&it)?,
-            Entry::Mark(it) => self.mark(it),
+            Entry::Mark(it) => self.mark(&it),
             Entry::Settings(it) => {
                 let settings = it.settings().map_err(|error| FillError::Line(error.to_string()))?;
                 self.settings.push((it.user, settings));
@@ -284,15 +284,9 @@ impl<'a> Filling<'a> {
         Ok(())
     }
 
-    fn mark(&mut self, it: MarkLine) {
-        let UserState { mark, cleared, hidden } = it.state();
-        let (user, id) = (it.user, it.conversation);
-        let changes = [
-            (mark.seq > 0).then_some(Personal::Read(mark)),
-            (cleared.seq > 0).then_some(Personal::Cleared(cleared)),
-            (!hidden.is_empty()).then_some(Personal::Hidden { seqs: hidden, forget: 0 }),
-        ];
-        self.marks.extend(changes.into_iter().flatten().map(|it| (user.clone(), id.clone(), it)));
+    fn mark(&mut self, it: &MarkLine) {
+        let of_user = |change| (it.user.clone(), it.conversation.clone(), change);
+        self.marks.extend(it.changes().map(of_user));
     }
 
     /// Stages a key in the partition of its row, or in all partitions if it has none.
@@ -454,26 +448,9 @@ impl PartitionImport {
     fn take(&mut self, to: Position) -> Delta {
         (self.lines, self.bytes) = (0, 0);
         let from = std::mem::replace(&mut self.at, to);
-        let pending = std::mem::replace(&mut self.pending, empty_delta(to));
+        // Its rules compare with all keys: distances in another log mean nothing here.
+        let pending = std::mem::replace(&mut self.pending, Delta::new(to, to));
         Delta { from, to, ..pending }
-    }
-}
-
-/// Returns a delta without rows, with rules that compare with all keys: distances in another log mean nothing here.
-fn empty_delta(at: Position) -> Delta {
-    Delta {
-        from: at,
-        to: at,
-        rules: Rules::default(),
-        rows: Vec::new(),
-        edited: Vec::new(),
-        recalled: Vec::new(),
-        pruned: Vec::new(),
-        heads: Vec::new(),
-        members: Vec::new(),
-        stays: Vec::new(),
-        devices: Vec::new(),
-        keys: Vec::new(),
     }
 }
 

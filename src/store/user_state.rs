@@ -1,4 +1,7 @@
-//! Personal state of a user in a conversation, shared by all devices: read mark, cleared mark and hidden entries.
+//! Personal state of a user in a conversation, shared by all devices: read mark, cleared mark, hidden entries, the
+//! preference for push notices, and the bound of what the user can read.
+
+use tidegate_protocol::settings::Push;
 
 /// Position in a conversation with its message counts, so that the unread count is a subtraction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +24,7 @@ pub struct Hidden {
     pub counts: bool,
 }
 
-/// Read, cleared and hidden state of one user in one conversation.
+/// Read, cleared, hidden and push state of one user in one conversation, and the bound of what the user can read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserState {
     /// Read mark.
@@ -30,6 +33,10 @@ pub struct UserState {
     pub cleared: Mark,
     /// Hidden entries above the cleared mark, ascending.
     pub hidden: Vec<Hidden>,
+    /// Messages of the conversation that make push notices for the user; `None` if the user has no preference here.
+    pub push: Option<Push>,
+    /// Highest entry that the user can read, which the application has set; `None` if nothing but the membership bounds it.
+    pub bound: Option<Mark>,
 }
 
 /// Change of a [`UserState`].
@@ -46,6 +53,10 @@ pub enum Personal {
         /// Drops stored hidden entries up to this seq: they are read, and removed for all users.
         forget: u64,
     },
+    /// Sets or removes the preference for push notices.
+    Push(Option<Push>),
+    /// Sets or removes the bound of what the user can read. It moves in both directions.
+    Bound(Option<Mark>),
 }
 
 impl UserState {
@@ -59,7 +70,11 @@ impl UserState {
                 self.cleared = *mark;
                 self.hidden.retain(|it| it.seq > mark.seq);
             }
-            Personal::Read(_) | Personal::Cleared(_) => return false,
+            Personal::Push(push) if *push != self.push => self.push = *push,
+            Personal::Bound(bound) if *bound != self.bound => self.bound = *bound,
+            Personal::Read(_) | Personal::Cleared(_) | Personal::Push(_) | Personal::Bound(_) => {
+                return false;
+            }
             Personal::Hidden { seqs, forget } => {
                 let before = self.hidden.len();
                 self.hidden.retain(|it| it.seq > *forget);
@@ -111,5 +126,11 @@ mod tests {
         assert!(!state.apply(&hide(&[2, 6], 0)), "cleared already");
         assert!(state.apply(&hide(&[11], 9)), "9 is removed for all users");
         assert_eq!(state.hidden.iter().map(|it| it.seq).collect::<Vec<_>>(), [11]);
+        let none = Personal::Push(Some(Push::None));
+        assert!(state.apply(&none) && !state.apply(&none) && state.apply(&Personal::Push(None)));
+        for bound in [Some(at(7)), Some(at(2)), None] {
+            let change = Personal::Bound(bound);
+            assert!(state.apply(&change) && !state.apply(&change) && state.bound == bound, "both directions");
+        }
     }
 }

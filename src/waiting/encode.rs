@@ -34,12 +34,12 @@ pub(super) struct NoticeFacts {
     pub(super) devices: Option<ConnectedDevices>,
 }
 
-/// Encodes a notice; `found` is its newest message, if the preview has content.
+/// Encodes a notice; `shown` is the preview of its newest message, if it has content.
 pub(super) fn encode(
     source: &str,
     preview: WaitingPreview,
     facts: &NoticeFacts,
-    found: Option<&FoundEntry>,
+    shown: Option<Value>,
 ) -> EncodedEvent {
     let WaitingNotice { user, newest, count, .. } = &facts.notice;
     let key = newest.conversation.as_str();
@@ -69,8 +69,8 @@ pub(super) fn encode(
     if preview != WaitingPreview::None {
         put("from", json!(newest.sender.as_str()));
     }
-    if let Some(found) = found {
-        put("preview", preview_of(found));
+    if let Some(shown) = shown {
+        put("preview", shown);
     }
     cloud_event(CloudEvent {
         id: format!("waiting/{user}/{key}/{}", newest.seq),
@@ -82,7 +82,8 @@ pub(super) fn encode(
     })
 }
 
-fn preview_of(found: &FoundEntry) -> Value {
+/// Returns the preview of a message, of a bounded length.
+pub(super) fn preview_of(found: &FoundEntry) -> Value {
     let row = match found {
         FoundEntry::Row(row, _) if row.recalled.is_none() => row,
         FoundEntry::Row(..) => return json!({"gone": "recalled"}),

@@ -1,7 +1,7 @@
 //! Recipients of messages: the other side of a direct conversation, members of small groups, and those whom a message in a
 //! larger group mentions.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use prost::Message as _;
 use tidegate_protocol::{
@@ -11,11 +11,13 @@ use tidegate_protocol::{
         waiting::{WaitingMessage, WaitingRecipient},
         webhook::{WebhookEvent, WebhookEventKind},
     },
-    record::{Body, Message, Role, mode},
+    record::{Body, Role, mode},
+    settings::Push,
 };
 
-use super::read_all;
+use super::read_each;
 use crate::{
+    conversation::unread::View,
     log_limit::log_limited,
     store::{FeedEntry, FeedKind, GroupMembers, ReadClass, Store, StoreError},
     webhooks::{FoundEntry, WebhookFilter},
@@ -32,6 +34,13 @@ const MEMBERS_PER_READ: usize = 1_000;
 
 /// Mention of all members.
 const ALL: &str = "*";
+
+/// What notices need of a message; its content is not kept.
+struct NoticedMessage {
+    sender: UserId,
+    is_operator: bool,
+    mentions: Vec<String>,
+}
 
 /// Messages with their recipients, and the last entry that they cover.
 pub(super) struct Addressed {
@@ -55,11 +64,8 @@ impl Recipients<'_> {
         };
         let wanted: Vec<&FeedEntry> = entries.iter().filter(wanted).collect();
         let Some(found) = self.rows(&wanted).await? else { return Ok(None) };
-        let noticed = found.iter().zip(&wanted).filter_map(|(found, entry)| {
-            let message = noticed(found)?;
-            Some((*entry, message))
-        });
-        let noticed: Vec<(&FeedEntry, &Message)> = noticed.collect();
+        let noticed = found.into_iter().zip(&wanted).filter_map(|(found, entry)| Some((*entry, found?)));
+        let noticed: Vec<(&FeedEntry, NoticedMessage)> = noticed.collect();
         let groups = self.groups(&noticed).await?;
         let mut addressed = Addressed { messages: Vec::new(), end: entries.last().map_or(0, |it| it.number) };
         let mut count = 0;
@@ -68,9 +74,9 @@ impl Recipients<'_> {
                 addressed.end = entry.number - 1;
                 break;
             }
-            let mut recipients = match message.conversation.kind() {
-                ConversationKind::Direct(one, other) => direct(message, [one, other]),
-                _ => self.of_group(message, groups.get(&message.conversation)).await?,
+            let mut recipients = match entry.conversation.kind() {
+                ConversationKind::Direct(one, other) => direct(&message, [one, other]),
+                _ => self.of_group(&entry.conversation, &message, groups.get(&entry.conversation)).await?,
             };
             recipients.retain(|it| {
                 it.user != message.sender && self.filter.wants_notice(&it.user, &message.sender)
@@ -78,33 +84,33 @@ impl Recipients<'_> {
             count += recipients.len();
             let waiting = WaitingMessage {
                 number: entry.number,
-                conversation: message.conversation.clone(),
+                conversation: entry.conversation.clone(),
                 seq: entry.seq,
                 time: entry.time,
-                sender: message.sender.clone(),
+                sender: message.sender,
             };
             addressed.messages.push((waiting, recipients));
         }
         Ok(Some(addressed))
     }
 
-    /// Reads the rows of entries.
-    async fn rows(&self, entries: &[&FeedEntry]) -> Result<Option<Vec<FoundEntry>>, StoreError> {
+    /// Reads what notices need of the rows of entries; `None` of those that may be no notice.
+    async fn rows(&self, entries: &[&FeedEntry]) -> Result<Option<Vec<Option<NoticedMessage>>>, StoreError> {
         let event = |it: &&FeedEntry| WebhookEvent {
             conversation: it.conversation.clone(),
             seq: it.seq,
             kind: WebhookEventKind::Message,
         };
         let events: Vec<WebhookEvent> = entries.iter().map(event).collect();
-        read_all(self.store, &events).await
+        read_each(self.store, &events, |_, found| noticed(&found)).await
     }
 
     /// Reads the groups of messages, with the members of small ones.
     async fn groups(
         &self,
-        messages: &[(&FeedEntry, &Message)],
+        messages: &[(&FeedEntry, NoticedMessage)],
     ) -> Result<HashMap<ConversationId, GroupMembers>, StoreError> {
-        let groups = messages.iter().map(|(_, message)| &message.conversation);
+        let groups = messages.iter().map(|(entry, _)| &entry.conversation);
         let groups: BTreeSet<&ConversationId> =
             groups.filter(|it| matches!(it.kind(), ConversationKind::Group(_))).collect();
         let groups: Vec<ConversationId> = groups.into_iter().cloned().collect();
@@ -117,14 +123,14 @@ impl Recipients<'_> {
 
     async fn of_group(
         &self,
-        message: &Message,
+        conversation: &ConversationId,
+        message: &NoticedMessage,
         group: Option<&GroupMembers>,
     ) -> Result<Vec<WaitingRecipient>, StoreError> {
         let Some(group) = group else { return Ok(Vec::new()) };
-        let content = Content::decode(message.content.clone()).unwrap_or_default();
-        let mentions: BTreeSet<&str> = content.mentions.iter().map(String::as_str).collect();
+        let mentions: BTreeSet<&str> = message.mentions.iter().map(String::as_str).collect();
         let is_small = group.members <= self.small_group_max as u64;
-        let mentions_all = mentions.contains(ALL) && self.may_mention_all(message).await?;
+        let mentions_all = mentions.contains(ALL) && self.may_mention_all(conversation, message).await?;
         if is_small {
             let recipient = |user: &UserId| WaitingRecipient {
                 user: user.clone(),
@@ -133,10 +139,10 @@ impl Recipients<'_> {
             return Ok(group.users.iter().map(recipient).collect());
         }
         if mentions_all && group.members <= ALL_MAX {
-            return self.all_members(&message.conversation).await;
+            return self.all_members(conversation).await;
         }
         if mentions_all {
-            let group = message.conversation.as_str();
+            let group = conversation.as_str();
             log_limited!(warn, group, "mention of all in a large group is a notice to no member");
         }
         // Whether they are members is read when a notice may be due.
@@ -145,11 +151,15 @@ impl Recipients<'_> {
     }
 
     /// Returns whether the sender may mention all members: the operator, admins and owners.
-    async fn may_mention_all(&self, message: &Message) -> Result<bool, StoreError> {
-        if message.mode.is_operator {
+    async fn may_mention_all(
+        &self,
+        conversation: &ConversationId,
+        message: &NoticedMessage,
+    ) -> Result<bool, StoreError> {
+        if message.is_operator {
             return Ok(true);
         }
-        let summary = self.store.summary(&message.conversation, Some(&message.sender)).await?;
+        let summary = self.store.summary(conversation, Some(&message.sender)).await?;
         let member = summary.and_then(|it| it.member_view).map(|view| view.member);
         Ok(member.is_some_and(|member| member.is_in() && member.role >= Role::Admin))
     }
@@ -168,21 +178,35 @@ impl Recipients<'_> {
     }
 }
 
-/// Returns the message of a row, if it may be a notice.
-fn noticed(found: &FoundEntry) -> Option<&Message> {
-    let FoundEntry::Row(row, _) = found else { return None };
-    match &row.row.body {
-        Body::Message(message) if row.recalled.is_none() => {
-            (message.counts() && message.flags & mode::NO_PUSH == 0).then_some(message)
-        }
-        _ => None,
-    }
+/// Returns which messages of a conversation with these settings make notices for a user: by the user's preference there, by
+/// the setting of the group, or by the user's preference for all conversations.
+pub(super) fn push_preference(
+    view: &View,
+    settings: &BTreeMap<String, String>,
+    for_all: Option<Push>,
+) -> Push {
+    let of_group = || Push::of_group(settings);
+    view.user_state().push.or_else(of_group).or(for_all).unwrap_or_default()
 }
 
-/// Returns the users of a direct conversation; the sender is left out later, and may be neither of them.
-fn direct(message: &Message, users: [&str; 2]) -> Vec<WaitingRecipient> {
+/// Returns the message of a row, if it may be a notice.
+fn noticed(found: &FoundEntry) -> Option<NoticedMessage> {
+    let FoundEntry::Row(row, _) = found else { return None };
+    let Body::Message(message) = &row.row.body else { return None };
+    let may_be = row.recalled.is_none() && message.counts() && message.flags & mode::NO_PUSH == 0;
+    may_be.then(|| NoticedMessage {
+        sender: message.sender.clone(),
+        is_operator: message.mode.is_operator,
+        mentions: Content::decode(message.content.clone()).unwrap_or_default().mentions,
+    })
+}
+
+/// Returns the users of a direct conversation; the sender is left out later, and may be neither of them. A mention of all
+/// means the other one: neither needs a role for it.
+fn direct(message: &NoticedMessage, users: [&str; 2]) -> Vec<WaitingRecipient> {
     let users: BTreeSet<&str> = users.into_iter().collect();
     let users = users.into_iter().filter(|user| *user != message.sender.as_str());
     let users = users.filter_map(|user| UserId::new(user).ok());
-    users.map(|user| WaitingRecipient { user, is_mentioned: false }).collect()
+    let is_mentioned = |user: &UserId| message.mentions.iter().any(|it| it == ALL || it == user.as_str());
+    users.map(|user| WaitingRecipient { is_mentioned: is_mentioned(&user), user }).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    iter,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -10,6 +11,7 @@ use std::{
 };
 
 use futures_util::stream::{self, StreamExt as _};
+use serde_json::Value;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::{
@@ -21,8 +23,9 @@ use tidegate_protocol::{
 
 use super::{
     WaitingNotices,
-    encode::{NoticeFacts, encode},
-    read_all,
+    encode::{NoticeFacts, encode, preview_of},
+    read_each,
+    recipients::push_preference,
 };
 use crate::{
     clock::wall_ms,
@@ -55,11 +58,15 @@ enum Standing {
 
 /// Unread messages of the conversation of a notice.
 struct Unread {
+    /// Notice, about the newest message that the user may see.
+    notice: WaitingNotice,
     count: u64,
     /// Whether one of those of the notice mentions the user.
     is_mentioned: bool,
     /// Highest seq that the user may see.
     max: u64,
+    /// Seq up to which a device must have acked for nothing to wait.
+    newest: u64,
 }
 
 /// Round of an endpoint that is being decided.
@@ -76,11 +83,15 @@ struct Due {
     facts: NoticeFacts,
     /// Highest seq that the user may see.
     max: u64,
+    /// Seq up to which a device must have acked for nothing to wait.
+    newest: u64,
 }
 
 /// Conversations of one user, at these places of the round.
 struct UserRead {
     reader: Reader,
+    /// Preference for push notices of all conversations.
+    push: Option<Push>,
     places: Vec<usize>,
     summaries: Result<Vec<Option<Summary>>, StoreError>,
 }
@@ -100,19 +111,14 @@ impl RoundTask {
         let WaitingRound { ticket, notices } = round;
         let mut outcomes = vec![WaitingOutcome::Undecided; notices.len()];
         let mut due = Vec::new();
-        for (place, (notice, standing)) in notices.iter().zip(self.standings(&notices).await).enumerate() {
+        for (place, standing) in self.standings(&notices).await.into_iter().enumerate() {
             match standing {
                 Standing::Unknown => {}
                 Standing::Settled => outcomes[place] = WaitingOutcome::Settled,
-                Standing::Waits(Unread { count, is_mentioned, max }) => {
-                    let facts = NoticeFacts {
-                        notice: notice.clone(),
-                        is_mentioned,
-                        unread: count,
-                        badge: None,
-                        devices: None,
-                    };
-                    due.push(Due { place, facts, max });
+                Standing::Waits(Unread { notice, count, is_mentioned, max, newest }) => {
+                    let facts =
+                        NoticeFacts { notice, is_mentioned, unread: count, badge: None, devices: None };
+                    due.push(Due { place, facts, max, newest });
                 }
             }
         }
@@ -162,26 +168,24 @@ impl RoundTask {
             let keys: Vec<ConversationId> =
                 places.iter().map(|place| notices[*place].newest.conversation.clone()).collect();
             let reader = Reader::with_settings(user.clone(), &settings, wall_ms());
-            reads.push(self.read_user(reader, places, keys));
+            let store = &self.parts.store;
+            reads.push(async move {
+                let summaries = store.summaries(&keys, &reader.user).await;
+                UserRead { reader, push: settings.push, places, summaries }
+            });
         }
         let mut read = stream::iter(reads).buffer_unordered(USERS_AT_ONCE);
-        while let Some(UserRead { reader, places, summaries }) = read.next().await {
+        while let Some(UserRead { reader, push, places, summaries }) = read.next().await {
             match summaries {
                 Ok(summaries) => {
                     for (place, summary) in places.into_iter().zip(summaries) {
-                        all[place] = standing(&reader, &notices[place], summary);
+                        all[place] = standing(&reader, push, &notices[place], summary);
                     }
                 }
                 Err(error) => unread(&error),
             }
         }
         all
-    }
-
-    /// Reads the conversations of a user, at these places of the round.
-    async fn read_user(&self, reader: Reader, places: Vec<usize>, keys: Vec<ConversationId>) -> UserRead {
-        let summaries = self.parts.store.summaries(&keys, &reader.user).await;
-        UserRead { reader, places, summaries }
     }
 
     /// Removes the notices of users who have a device that has acked the message, or that is connected, and returns their
@@ -194,7 +198,7 @@ impl RoundTask {
         let query = |it: &Due| AckQuery {
             user: it.facts.notice.user.clone(),
             conversation: it.facts.notice.newest.conversation.clone(),
-            seq: it.facts.notice.newest.seq,
+            seq: it.newest,
         };
         let queries: Vec<AckQuery> = due.iter().map(query).collect();
         let devices = self.parts.connections.acks(&queries).await;
@@ -248,39 +252,40 @@ impl RoundTask {
             status: None,
             error: Some(error),
         };
+        // Before contents are read, whose memory the permits bound.
+        let _permit = self.permits.acquire(&self.waiting.consumer, self.plan.delivery.parallel).await;
         if has_failed.load(Ordering::Relaxed) {
             return (places, WebhookReply { error: None, ..unsent(String::new()) });
         }
         let preview = self.waiting.form.preview;
-        let mut found = Vec::new();
+        let mut shown = Vec::new();
         if preview == WaitingPreview::Content {
-            match self.contents(&due).await {
-                Ok(Some(contents)) => found = contents,
+            match self.previews(&due).await {
+                Ok(Some(previews)) => shown = previews,
                 Ok(None) => return (places, unsent("the store lacks a message; it fell back".into())),
                 Err(error) => return (places, unsent(error.to_string())),
             }
         }
         let source = &self.plan.source;
-        let events = due.iter().enumerate().map(|(n, it)| {
-            let shown = found.get(n).filter(|found| may_show(found, it.max));
-            encode(source, preview, &it.facts, shown)
-        });
-        let attempt = if due.iter().any(|it| it.facts.notice.is_alone) { 2 } else { 1 };
+        let shown = shown.into_iter().chain(iter::repeat(None));
+        let events = due.iter().zip(shown).map(|(it, shown)| encode(source, preview, &it.facts, shown));
+        let attempt = if due.iter().any(|it| it.facts.notice.has_failed) { 2 } else { 1 };
         let Some(body) = request_body(&self.plan, events.collect()) else {
             return (places, unsent("no notice".into()));
         };
-        let _permit = self.permits.acquire(&self.waiting.consumer, self.plan.delivery.parallel).await;
         (places, self.plan.receiver.send(&WebhookRequest { body, attempt, is_resent: false }).await)
     }
 
-    /// Reads the newest messages of notices.
-    async fn contents(&self, due: &[Due]) -> Result<Option<Vec<FoundEntry>>, StoreError> {
+    /// Reads the previews of the newest messages of notices; `None` of those that the user may not have.
+    async fn previews(&self, due: &[Due]) -> Result<Option<Vec<Option<Value>>>, StoreError> {
         let event = |it: &Due| WebhookEvent {
             conversation: it.facts.notice.newest.conversation.clone(),
             seq: it.facts.notice.newest.seq,
             kind: WebhookEventKind::Message,
         };
-        read_all(&*self.parts.store, &due.iter().map(event).collect::<Vec<_>>()).await
+        let events: Vec<WebhookEvent> = due.iter().map(event).collect();
+        let preview = |n: usize, found| may_show(&found, due[n].max).then(|| preview_of(&found));
+        read_each(&*self.parts.store, &events, preview).await
     }
 }
 
@@ -289,7 +294,12 @@ fn unread(error: &StoreError) {
 }
 
 /// Returns what a user has of the conversation of a notice.
-fn standing(reader: &Reader, notice: &WaitingNotice, summary: Option<Summary>) -> Standing {
+fn standing(
+    reader: &Reader,
+    push: Option<Push>,
+    notice: &WaitingNotice,
+    summary: Option<Summary>,
+) -> Standing {
     // The store fell back to a state without the conversation.
     let Some(summary) = summary else { return Standing::Unknown };
     // Or without the message, which its owner decides again.
@@ -300,15 +310,23 @@ fn standing(reader: &Reader, notice: &WaitingNotice, summary: Option<Summary>) -
     let conversation = &notice.newest.conversation;
     let view = View::new(conversation, &summary.head, &member_view);
     let floor = view.user_state().floor().seq;
-    let is_mentioned = notice.mentioned.is_some_and(|seq| seq > floor && view.shows(seq));
-    if !Push::of_group(&summary.head.settings).wants(is_mentioned) {
+    let waits = |seq: u64| seq > floor && view.shows(seq);
+    let is_mentioned = notice.mentioned.is_some_and(|it| waits(it.oldest) || waits(it.newest));
+    if !push_preference(&view, &summary.head.settings, push).wants(is_mentioned) {
         return Standing::Settled;
     }
-    let is_seen = floor >= notice.newest.seq || view.unread() == 0;
-    if !view.is_in || is_seen || !view.shows(notice.newest.seq) {
+    let mut notice = notice.clone();
+    let newest = notice.newest.seq.min(view.max());
+    if view.is_bounded() && notice.newest.seq > view.max() {
+        // What lies above the bound of the user silences nothing below it.
+        notice.newest = notice.oldest.clone();
+        notice.count = notice.count.min(view.unread());
+    }
+    if !view.is_in || view.unread() == 0 || !waits(notice.newest.seq) {
         return Standing::Settled;
     }
-    Standing::Waits(Unread { count: reader.unread(conversation, &view), is_mentioned, max: view.max() })
+    let (count, max) = (reader.unread(conversation, &view), view.max());
+    Standing::Waits(Unread { notice, count, is_mentioned, max, newest })
 }
 
 /// Returns whether a user may have the content that the message has now, who may see seqs up to `max`. The message is read

@@ -4,7 +4,7 @@ mod failures;
 mod world;
 
 use serde_json::{Value, json};
-use tidegate_protocol::record::mode;
+use tidegate_protocol::{record::mode, settings::Push};
 
 use self::world::{Notices, form, mention, pass, silent};
 use super::round::may_show;
@@ -74,9 +74,11 @@ async fn members_of_a_small_group_get_notices_and_of_a_large_one_those_who_are_m
     world.members("g:big", &many);
     world.say("g:big", "bob", mention(&["*"])).await;
     pass(7).await;
-    let mut sent = world.sent();
-    sent.sort();
-    assert_eq!(sent, ["bob g:tea/1 1", "cat g:tea/1 1", "dan g:all/2 1"], "only admins mention all");
+    assert_eq!(
+        world.sent_sorted(),
+        ["bob g:tea/1 1", "cat g:tea/1 1", "dan g:all/2 1"],
+        "only admins mention all"
+    );
     let mentioned = |id: &str| world.world.script.data(id)["mentioned"].clone();
     assert_eq!(
         (mentioned("waiting/bob/g:tea/1"), mentioned("waiting/cat/g:tea/1")),
@@ -97,10 +99,94 @@ async fn push_setting_of_a_group_narrows_its_notices() {
         world.say(key, "ann", mention(&["cat"])).await;
     }
     pass(7).await;
-    let mut sent = world.sent();
-    sent.sort();
+    let sent = world.sent_sorted();
     let expected = ["bob g:all/1 1", "bob g:odd/1 1", "cat g:all/1 1", "cat g:odd/1 1", "cat g:some/1 1"];
     assert_eq!(sent, expected, "a word of a newer version counts as absent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn preference_for_the_conversation_precedes_the_group_and_that_one_the_preference_for_all() {
+    let mut world = Notices::start(form()).await;
+    let names = ["ann", "bob", "cat", "dan"];
+    for (key, word) in [("g:plain", None), ("g:none", Some("none"))] {
+        world.members(key, &names);
+        if let Some(word) = word {
+            world.push(key, word);
+        }
+    }
+    for key in ["g:plain", "g:none"] {
+        world.prefer("bob", Some(key), Push::All).await;
+    }
+    world.prefer("bob", None, Push::None).await;
+    world.prefer("cat", None, Push::Mentions).await;
+    for key in ["g:plain", "g:none"] {
+        world.say(key, "ann", mention(&["cat"])).await;
+        world.say(key, "ann", |_| {}).await;
+    }
+    world.text("d:ann:bob").await;
+    world.text("d:ann:cat").await;
+    world.text("d:ann:dan").await;
+    // It counts when the notice is decided.
+    world.prefer("dan", Some("g:plain"), Push::Mentions).await;
+    pass(7).await;
+    assert_eq!(
+        world.sent_sorted(),
+        ["bob g:none/2 2", "bob g:plain/2 2", "cat g:plain/2 2", "dan d:ann:dan/1 1"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn preference_for_mentions_lets_direct_messages_through_that_mention_the_user_or_all() {
+    let mut world = Notices::start(form()).await;
+    for (user, mentions) in [("bob", vec!["bob"]), ("cat", vec!["*"]), ("dan", vec!["ann"]), ("eve", vec![])]
+    {
+        world.prefer(user, None, Push::Mentions).await;
+        world.say(&format!("d:ann:{user}"), "ann", mention(&mentions)).await;
+    }
+    pass(7).await;
+    assert_eq!(world.sent_sorted(), ["bob d:ann:bob/1 1", "cat d:ann:cat/1 1"]);
+    assert_eq!(world.last()["mentioned"], json!(true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_above_the_bound_of_the_user_is_no_notice() {
+    let mut world = Notices::start(WaitingForm { badge: true, ..form() }).await;
+    world.members("g:tea", &["ann", "bob", "cat"]);
+    world.text("g:tea").await;
+    world.bound("bob", "g:tea", Some(1)).await;
+    world.text("g:tea").await;
+    world.say("g:tea", "ann", mention(&["bob"])).await;
+    world.text("d:ann:bob").await;
+    pass(7).await;
+    let sent = world.sent_sorted();
+    assert_eq!(sent, ["bob d:ann:bob/1 1", "bob g:tea/1 1", "cat g:tea/3 3"], "the first is below it");
+    let badge = world.world.script.data("waiting/bob/d:ann:bob/1")["badge"].clone();
+    assert_eq!(badge, json!(2), "one of them in the group");
+    world.text("g:tea").await;
+    pass(40).await;
+    assert!(!world.sent().iter().any(|it| it.starts_with("bob g:tea/4")), "{:?}", world.sent());
+    world.bound("bob", "g:tea", None).await;
+    world.text("g:tea").await;
+    pass(40).await;
+    assert!(world.sent().iter().any(|it| it.starts_with("bob g:tea/5")), "{:?}", world.sent());
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_above_the_bound_do_not_silence_a_mention_below_it() {
+    let mut world = Notices::start(WaitingForm { preview: WaitingPreview::Content, ..form() }).await;
+    world.members("g:tea", &["ann", "bob", "cat"]);
+    world.prefer("bob", None, Push::Mentions).await;
+    world.say("g:tea", "cat", mention(&["bob"])).await;
+    world.say("g:tea", "ann", mention(&["bob"])).await;
+    world.bound("bob", "g:tea", Some(1)).await;
+    pass(7).await;
+    let sent: Vec<String> = world.sent().into_iter().filter(|it| it.starts_with("bob")).collect();
+    assert_eq!(sent, ["bob g:tea/1 1"]);
+    let data = world.world.script.data("waiting/bob/g:tea/1");
+    assert_eq!(
+        (&data["from"], &data["unread"], &data["mentioned"]),
+        (&json!("cat"), &json!(1), &json!(true))
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -188,9 +274,7 @@ async fn filter_of_the_endpoint_counts_for_notices() {
         world.say(key, sender, |_| {}).await;
     }
     pass(7).await;
-    let mut sent = world.sent();
-    sent.sort();
-    assert_eq!(sent, ["cat d:ann:cat/1 1", "dan d:cat:dan/1 1"]);
+    assert_eq!(world.sent_sorted(), ["cat d:ann:cat/1 1", "dan d:cat:dan/1 1"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,56 +6,35 @@ mod request;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
     sync::Arc,
-    time::Duration,
 };
 
-use tidegate_protocol::{
-    Time,
-    machine::webhook::{
-        WebhookBatch, WebhookDelivery, WebhookEvent, WebhookItem, WebhookOutcome, WebhookPage, WebhookRead,
-        WebhookSave, WebhookState,
-    },
+use tidegate_protocol::machine::webhook::{
+    WebhookBatch, WebhookCursor, WebhookDelivery, WebhookEvent, WebhookItem, WebhookOutcome, WebhookPage,
+    WebhookRead, WebhookSave, WebhookState,
 };
-use tokio::{
-    sync::watch,
-    task::JoinSet,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::watch, time::Instant};
 
 pub(crate) use self::request::body;
 use self::request::{Delivered, deliver};
 use super::{
+    consumer::{self, CursorSave, FeedConsumer, FeedDriver},
     event::{EventEncoder, event_kind},
+    missing::{MissingCount, MissingEvents},
     permits::WebhookPermits,
-    plan::WebhookPlan,
+    plan::{WebhookPlan, WebhookStart},
     read_times::ReadTimes,
 };
 use crate::{
     clock::wall_ms,
-    cluster::{OwnedFeed, OwnedFeeds},
-    log_limit::log_limited,
-    store::{
-        ConsumerName, CursorOutcome, FeedCursor, FeedEntry, FeedLimits, FeedPosition, FeedRead, Fence, Store,
-        StoreError,
-    },
+    cluster::OwnedFeeds,
+    store::{ConsumerName, FeedEntry, FeedLimits, FeedPage, FeedPosition, Store, StoreError},
     supervised,
 };
 
-/// Limits of one read of the feed.
-const READ: FeedLimits = FeedLimits { entries: 512, bytes: 128 * 1024 };
-
-/// Most reads of feeds until outcomes and changes are looked at.
-const READS_MAX: usize = 8;
-
-/// Delay until a store is asked again that failed.
-const STORE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Longest wait without an input.
-const IDLE_MAX: Duration = Duration::from_secs(3_600);
-
 /// State of an endpoint on a node, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WebhookStatus {
     /// State of the endpoint on this node.
     pub state: WebhookState,
@@ -67,6 +46,8 @@ pub struct WebhookStatus {
     pub aside: usize,
     /// Partitions that are not delivered, because their cursor is damaged or of a newer version.
     pub unreadable: usize,
+    /// Events that the feed no longer had, since the node delivers to the endpoint.
+    pub missing: MissingCount,
     /// Receive time of the oldest event that was read and not taken, in ms since 1970; `None` without one.
     pub oldest_ms: Option<u64>,
     /// Reason of the last failure since the last success.
@@ -91,40 +72,30 @@ impl WebhookStatus {
 }
 
 /// Result of a task of the deliverer.
-enum Done {
+pub(crate) enum DeliveryDone {
     /// A request has ended.
     Delivered(Delivered),
     /// The newest numbers were read for these partitions.
     Newest(BTreeSet<u32>, Result<Arc<Vec<FeedPosition>>, StoreError>),
 }
 
-/// Deliverer of one endpoint on a node.
+/// Deliverer of one endpoint on a node. Its tasks are requests, at most those that the machine has in flight, and one read
+/// of the newest numbers.
 pub struct WebhookDeliverer {
-    consumer: ConsumerName,
-    plan: Arc<WebhookPlan>,
+    driver: FeedDriver<DeliveryDone>,
     encoder: Arc<EventEncoder>,
-    store: Arc<dyn Store>,
     /// Shared by all endpoints of the node.
     permits: Arc<WebhookPermits>,
     machine: WebhookDelivery,
-    began: Instant,
-    /// Feeds that the machine delivers.
-    feeds: OwnedFeeds,
-    /// Fences under which the delivery ended, by partition: only a new owner begins again.
-    ended: BTreeMap<u32, Fence>,
-    /// Partitions of these whose cursor can't be read.
-    unreadable: BTreeSet<u32>,
     /// Receive times of what was read of these feeds.
     read_times: BTreeMap<u32, ReadTimes>,
     /// Partitions whose newest number has to be read, and the mark since which.
     archived: BTreeSet<u32>,
     archived_mark: u64,
     is_asking_newest: bool,
-    /// Requests, at most those that the machine has in flight, and one read of the newest numbers.
-    tasks: JoinSet<Done>,
-    /// Time of the next try to begin partitions and give orders, and to read the newest numbers, after a failure.
-    retry_at: Option<Instant>,
+    /// Time of the next try to read the newest numbers, after a failure.
     newest_retry_at: Option<Instant>,
+    missing: MissingEvents,
     last_error: Option<String>,
     status: watch::Sender<WebhookStatus>,
 }
@@ -138,34 +109,20 @@ impl WebhookDeliverer {
         store: Arc<dyn Store>,
         permits: Arc<WebhookPermits>,
     ) -> (Self, watch::Receiver<WebhookStatus>) {
-        let (state, last_error) = (WebhookState::Active, None);
-        let (status, shown) = watch::channel(WebhookStatus {
-            state,
-            behind: 0,
-            parked: 0,
-            aside: 0,
-            unreadable: 0,
-            oldest_ms: None,
-            last_error,
-        });
+        let (status, shown) = watch::channel(WebhookStatus::default());
+        let mut machine = WebhookDelivery::new(plan.delivery, seed, wall_ms());
+        machine.handle_paused(plan.is_paused);
         let it = Self {
-            consumer: plan.consumer.clone(),
             encoder: Arc::new(EventEncoder::new(&plan)),
-            machine: WebhookDelivery::new(plan.delivery, seed, wall_ms()),
-            plan,
-            store,
+            machine,
+            driver: FeedDriver::new(store, plan),
             permits,
-            began: Instant::now(),
-            feeds: OwnedFeeds::new(),
-            ended: BTreeMap::new(),
-            unreadable: BTreeSet::new(),
             read_times: BTreeMap::new(),
             archived: BTreeSet::new(),
             archived_mark: 0,
             is_asking_newest: false,
-            tasks: JoinSet::new(),
-            retry_at: None,
             newest_retry_at: None,
+            missing: MissingEvents::default(),
             last_error: None,
             status,
         };
@@ -173,173 +130,165 @@ impl WebhookDeliverer {
     }
 
     /// Delivers the feeds that the node owns, by the newest plan, until the sender of either is dropped.
-    pub async fn run(
-        mut self,
-        mut owned: watch::Receiver<OwnedFeeds>,
-        mut plans: watch::Receiver<Arc<WebhookPlan>>,
-    ) {
-        self.machine.handle_paused(self.plan.is_paused);
-        loop {
-            // Taken at each turn, so that a stream of changes delays no outcome, and no stream of outcomes a change.
-            while let Some(done) = self.tasks.try_join_next() {
-                self.note(done.ok());
-            }
-            if owned.has_changed().is_err() || plans.has_changed().is_err() {
-                return;
-            }
-            let plan = Arc::clone(&plans.borrow_and_update());
-            self.adopt(plan);
-            let feeds = owned.borrow_and_update().clone();
-            self.follow(feeds).await;
-            let has_more = self.pump().await;
-            self.show();
-            let wake_at = if has_more { Instant::now() } else { self.wake_at() };
-            tokio::select! {
-                biased;
-                Some(done) = self.tasks.join_next() => self.note(done.ok()),
-                _ = owned.changed() => {}
-                _ = plans.changed() => {}
-                () = sleep_until(wake_at) => {}
-            }
-        }
-    }
-
-    fn now(&self) -> Time {
-        Time::ZERO + self.began.elapsed()
-    }
-
-    fn wake_at(&self) -> Instant {
-        let idle = Instant::now() + IDLE_MAX;
-        let due = self.machine.poll_timeout(self.now());
-        let due = due.map(|at| self.began + Duration::from_millis(at.as_millis()));
-        due.into_iter().chain(self.retry_at).chain(self.newest_retry_at).fold(idle, Instant::min)
-    }
-
-    /// Applies a plan, if it is another one.
-    fn adopt(&mut self, plan: Arc<WebhookPlan>) {
-        if Arc::ptr_eq(&plan, &self.plan) {
-            return;
-        }
-        self.encoder = Arc::new(EventEncoder::new(&plan));
-        self.machine.handle_settings(plan.delivery, self.now());
-        self.machine.handle_paused(plan.is_paused);
-        self.plan = plan;
-    }
-
-    /// Does all that the machine asks for now. Returns whether a feed is still to be read.
-    async fn pump(&mut self) -> bool {
-        let mut reads = 0;
-        loop {
-            while reads < READS_MAX
-                && let Some(read) = self.machine.poll_read(self.now())
-            {
-                reads += 1;
-                self.read(read).await;
-            }
-            while let Some(batch) = self.machine.poll_send(self.now()) {
-                self.send(batch);
-            }
-            let Some(save) = self.machine.poll_save(self.now()) else { break };
-            self.save(save).await;
-            self.report();
-        }
-        self.report();
-        reads == READS_MAX
-    }
-
-    async fn read(&mut self, read: WebhookRead) {
-        let WebhookRead { partition, after } = read;
-        let result = self.store.read_feed(partition, after, READ).await;
-        let now = self.now();
-        match result {
-            Ok(FeedRead::Page(page)) => {
-                let entries = page.entries.iter().map(|it| (it.number, it.time));
-                self.read_times.entry(partition).or_default().note(entries, page.newest);
-                let end = page.entries.last().map_or(after, |last| last.number);
-                let items = page.entries.into_iter().map(|entry| self.item(entry)).collect();
-                let page = WebhookPage { after, end, newest: page.newest, items };
-                self.machine.handle_page(partition, &page, now);
-            }
-            Ok(FeedRead::Missing(numbers)) => {
-                let is_reported = self.plan.receiver.report_gap(partition, &numbers).await;
-                let now = self.now();
-                match is_reported {
-                    true => self.machine.handle_gap(partition, &numbers, now),
-                    false => self.machine.handle_read_failed(partition, now),
-                }
-            }
-            Ok(FeedRead::Ahead(newest)) => self.machine.handle_ahead(partition, newest, now),
-            Err(error) => {
-                log_limited!(warn, %error, partition, "feed not read for a webhook; retrying");
-                self.machine.handle_read_failed(partition, now);
-            }
-        }
+    pub async fn run(self, owned: watch::Receiver<OwnedFeeds>, plans: watch::Receiver<Arc<WebhookPlan>>) {
+        consumer::run(self, owned, plans).await;
     }
 
     fn item(&self, entry: FeedEntry) -> WebhookItem {
         let FeedEntry { number, conversation, seq, kind, .. } = entry;
         let event = WebhookEvent { conversation, seq, kind: event_kind(kind) };
-        let is_wanted = self.plan.filter.may_want(&event.conversation, kind);
+        let is_wanted = self.driver.plan.filter.may_want(&event.conversation, kind);
         WebhookItem { number, event, is_wanted }
     }
 
     fn send(&mut self, batch: WebhookBatch) {
-        let (store, permits) = (Arc::clone(&self.store), Arc::clone(&self.permits));
-        let (plan, encoder) = (Arc::clone(&self.plan), Arc::clone(&self.encoder));
-        supervised::spawn_in(&mut self.tasks, "a request of a webhook", async move {
+        let (store, permits) = (Arc::clone(&self.driver.store), Arc::clone(&self.permits));
+        let (plan, encoder) = (Arc::clone(&self.driver.plan), Arc::clone(&self.encoder));
+        supervised::spawn_in(&mut self.driver.tasks, "a request of a webhook", async move {
             let _permit = permits.acquire(&plan.consumer, plan.delivery.parallel).await;
-            Done::Delivered(deliver(&*store, &plan, &encoder, batch).await)
+            DeliveryDone::Delivered(deliver(&*store, &plan, &encoder, batch).await)
         });
     }
 
-    fn note(&mut self, done: Option<Done>) {
-        let now = self.now();
-        match done {
-            Some(Done::Delivered(Delivered { ticket, count, reply })) => {
-                match (reply.outcome, reply.error) {
-                    (WebhookOutcome::Taken, _) => self.last_error = None,
-                    (_, Some(error)) => self.last_error = Some(error),
-                    (_, None) => {}
-                }
-                self.machine.handle_shortened(ticket, count);
-                self.machine.handle_outcome(ticket, reply.outcome, now);
-            }
-            Some(Done::Newest(partitions, result)) => self.note_newest(partitions, result),
-            // Only a task that panics has no result, and that ends the process.
-            None => {}
+    fn note_delivered(&mut self, delivered: Delivered) {
+        let Delivered { ticket, count, reply } = delivered;
+        match (reply.outcome, reply.error) {
+            (WebhookOutcome::Taken, _) => self.last_error = None,
+            (_, Some(error)) => self.last_error = Some(error),
+            (_, None) => {}
+        }
+        self.machine.handle_shortened(ticket, count);
+        self.machine.handle_outcome(ticket, reply.outcome, self.driver.now());
+    }
+}
+
+impl FeedConsumer for WebhookDeliverer {
+    type Cursor = WebhookCursor;
+    type Done = DeliveryDone;
+
+    const READ: FeedLimits = FeedLimits { entries: 512, bytes: 128 * 1024 };
+
+    fn driver(&self) -> &FeedDriver<DeliveryDone> {
+        &self.driver
+    }
+
+    fn driver_mut(&mut self) -> &mut FeedDriver<DeliveryDone> {
+        &mut self.driver
+    }
+
+    fn place(plan: &WebhookPlan) -> Option<(&ConsumerName, &WebhookStart)> {
+        Some((&plan.consumer, &plan.start))
+    }
+
+    fn handle_plan(&mut self) {
+        let plan = &self.driver.plan;
+        self.encoder = Arc::new(EventEncoder::new(plan));
+        self.machine.handle_settings(plan.delivery, self.driver.now());
+        self.machine.handle_paused(plan.is_paused);
+    }
+
+    fn cursor_at(&self, number: u64) -> WebhookCursor {
+        // It has carried out no order: one that was given meanwhile counts here, too.
+        WebhookCursor::at(number, self.driver.plan.delivery.parallel)
+    }
+
+    fn encode(cursor: &WebhookCursor) -> Vec<u8> {
+        cursor.encode()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<WebhookCursor, String> {
+        WebhookCursor::decode(bytes).map_err(|error| error.to_string())
+    }
+
+    fn handle_owned(&mut self, partition: u32, cursor: WebhookCursor) {
+        self.machine.handle_owned(partition, cursor, self.driver.now());
+        self.handle_archived(partition);
+    }
+
+    fn handle_lost(&mut self, partition: u32) {
+        self.machine.handle_lost(partition);
+    }
+
+    fn handle_release(&mut self, partition: u32) {
+        self.machine.handle_release(partition, self.driver.now());
+    }
+
+    fn handle_archived(&mut self, partition: u32) {
+        self.archived.insert(partition);
+        self.archived_mark = self.permits.newest.mark();
+    }
+
+    async fn settle(&mut self) {
+        self.give_orders().await;
+    }
+
+    fn poll_read(&mut self) -> Option<WebhookRead> {
+        self.machine.poll_read(self.driver.now())
+    }
+
+    async fn handle_page(&mut self, read: WebhookRead, page: FeedPage) -> Result<(), StoreError> {
+        let WebhookRead { partition, after } = read;
+        self.missing.note_newest(partition, page.newest);
+        let entries = page.entries.iter().map(|it| (it.number, it.time));
+        self.read_times.entry(partition).or_default().note(entries, page.newest);
+        let end = page.entries.last().map_or(after, |last| last.number);
+        let items = page.entries.into_iter().map(|entry| self.item(entry)).collect();
+        let page = WebhookPage { after, end, newest: page.newest, items };
+        self.machine.handle_page(partition, &page, self.driver.now());
+        Ok(())
+    }
+
+    async fn handle_missing(&mut self, partition: u32, numbers: RangeInclusive<u64>) {
+        let is_reported = self.driver.plan.receiver.report_gap(partition, &numbers).await;
+        let now = self.driver.now();
+        match is_reported {
+            true => self.machine.handle_gap(partition, &numbers, now),
+            false => self.machine.handle_read_failed(partition, now),
         }
     }
 
-    async fn save(&mut self, save: WebhookSave) {
+    fn handle_ahead(&mut self, partition: u32, newest: u64) {
+        self.missing.note_newest(partition, newest);
+        self.machine.handle_ahead(partition, newest, self.driver.now());
+    }
+
+    fn handle_read_failed(&mut self, partition: u32) {
+        self.machine.handle_read_failed(partition, self.driver.now());
+    }
+
+    fn poll_save(&mut self) -> Option<CursorSave> {
+        let save = self.machine.poll_save(self.driver.now())?;
         let WebhookSave { partition, bytes, is_durable, .. } = save;
-        let Some(fence) = self.feeds.get(&partition).map(|feed| feed.fence) else { return };
-        match self.save_bytes(partition, fence, bytes, is_durable).await {
-            Ok(()) => self.machine.handle_save(partition, true, self.now()),
-            Err(StoreError::Fenced) => self.end(partition),
-            Err(error) => {
-                log_limited!(warn, %error, partition, "cursor of a webhook not saved; nothing is sent meanwhile");
-                self.machine.handle_save(partition, false, self.now());
-            }
+        Some(CursorSave { partition, bytes, is_durable })
+    }
+
+    fn handle_save(&mut self, partition: u32, is_saved: bool) {
+        self.machine.handle_save(partition, is_saved, self.driver.now());
+    }
+
+    fn act(&mut self) {
+        self.ask_newest();
+        while let Some(batch) = self.machine.poll_send(self.driver.now()) {
+            self.send(batch);
+        }
+        self.report();
+    }
+
+    fn handle_done(&mut self, done: DeliveryDone) {
+        match done {
+            DeliveryDone::Delivered(delivered) => self.note_delivered(delivered),
+            DeliveryDone::Newest(partitions, result) => self.note_newest(partitions, result),
         }
     }
 
-    async fn save_bytes(
-        &self,
-        partition: u32,
-        fence: Fence,
-        bytes: Vec<u8>,
-        is_durable: bool,
-    ) -> Result<(), StoreError> {
-        let cursor = FeedCursor::new(self.consumer.clone(), partition, bytes.into());
-        let cursor = cursor.map_err(|error| StoreError::Damaged(error.to_string()))?;
-        let saved = match is_durable {
-            true => self.store.save_cursor_durably(fence, &cursor).await?,
-            false => self.store.save_cursor(fence, &cursor).await?,
-        };
-        match saved {
-            CursorOutcome::Saved => Ok(()),
-            CursorOutcome::Full => Err(StoreError::Unavailable("too many consumers of the feed".into())),
-        }
+    fn poll_timeout(&self) -> Option<Instant> {
+        let due = self.machine.poll_timeout(self.driver.now()).map(|at| self.driver.instant(at));
+        due.into_iter().chain(self.newest_retry_at).min()
+    }
+
+    fn show(&mut self) {
+        self.report();
+        self.show_status();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::{Map, Value};
 use tidegate_protocol::id::ConversationId;
 
@@ -249,10 +249,11 @@ impl StoredAction {
 }
 
 /// Endpoint as it is stored. Its id is the name of the entry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoredEndpoint {
-    /// Definition.
+    /// Definition, which may have fields of a newer version.
+    #[serde(deserialize_with = "known_fields")]
     pub form: EndpointForm,
     /// Secrets that sign, the newest last.
     pub secrets: Vec<EndpointSecret>,
@@ -279,26 +280,6 @@ pub struct StoredEndpoint {
     pub last_order: u64,
 }
 
-/// [`StoredEndpoint`] as a newer version may have written it.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Decoded {
-    form: Map<String, Value>,
-    secrets: Vec<EndpointSecret>,
-    instance: u32,
-    #[serde(default)]
-    starts: BTreeMap<u32, u64>,
-    created_ms: u64,
-    #[serde(default)]
-    waiting_since_ms: Option<u64>,
-    #[serde(default)]
-    paused: bool,
-    #[serde(default)]
-    orders: Vec<StoredOrder>,
-    #[serde(default)]
-    last_order: u64,
-}
-
 impl StoredEndpoint {
     /// Creates an endpoint with a secret. `positions` are those of the feed, read before it is stored.
     pub fn new(form: EndpointForm, positions: &[FeedPosition], now_ms: u64) -> Self {
@@ -321,31 +302,7 @@ impl StoredEndpoint {
 
     /// Decodes a stored endpoint, whose form may have fields of a newer version; `None` if this version can't read it.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut it: Decoded = serde_json::from_slice(bytes).ok()?;
-        it.form.retain(|name, _| FORM_FIELDS.contains(&name.as_str()));
-        let form = serde_json::from_value(Value::Object(it.form)).ok()?;
-        let Decoded {
-            secrets,
-            instance,
-            starts,
-            created_ms,
-            waiting_since_ms,
-            paused,
-            orders,
-            last_order,
-            ..
-        } = it;
-        Some(Self {
-            form,
-            secrets,
-            instance,
-            starts,
-            created_ms,
-            waiting_since_ms,
-            paused,
-            orders,
-            last_order,
-        })
+        serde_json::from_slice(bytes).ok()
     }
 
     /// Encodes the endpoint.
@@ -436,6 +393,13 @@ impl StoredEndpoint {
         self.orders.push(StoredOrder { number: self.last_order, action });
         true
     }
+}
+
+/// Decodes the known fields of a definition.
+fn known_fields<'de, D: Deserializer<'de>>(decoder: D) -> Result<EndpointForm, D::Error> {
+    let mut form = Map::deserialize(decoder)?;
+    form.retain(|name: &String, _| FORM_FIELDS.contains(&name.as_str()));
+    serde_json::from_value(Value::Object(form)).map_err(D::Error::custom)
 }
 
 fn new_secret(id: String, created_ms: u64) -> EndpointSecret {

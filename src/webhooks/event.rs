@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     clock::{rfc3339, wall_ms},
-    events::content_json,
+    events::{content_json, put_author},
     hooks::EncodedEvent,
     store::{FeedKind, StoredRow},
 };
@@ -93,7 +93,8 @@ impl EventEncoder {
         if !self.filter.wants_type(kind) {
             return None;
         }
-        Some(cloud_event(CloudEvent { id, kind, source: &self.source, subject: key, time, data }))
+        let event = cloud_event(CloudEvent { id, kind, source: &self.source, subject: key, time, data });
+        Some(EncodedEvent { entry_ms: time, ..event })
     }
 
     /// Puts what the row has, and returns the type.
@@ -122,9 +123,7 @@ impl EventEncoder {
     }
 
     fn put_message(&self, message: &Message, row: &StoredRow, data: &mut Data) {
-        data.insert("sender".into(), json!(message.sender.as_str()));
-        data.insert("device".into(), json!(message.device.as_str()));
-        data.insert("msgId".into(), json!(message.msg_id.as_str()));
+        put_author(message, data);
         if let ConversationKind::Direct(one, other) = message.conversation.kind() {
             let to = if one == message.sender.as_str() { other } else { one };
             if message.conversation.is_direct_of(&message.sender) {
@@ -265,7 +264,7 @@ pub(crate) fn cloud_event(event: CloudEvent<'_>) -> EncodedEvent {
     if let (Some(time), Some(cloud)) = (time, cloud.as_object_mut()) {
         cloud.insert("time".into(), json!(rfc3339(time)));
     }
-    EncodedEvent { id, key: subject.to_owned(), json: cloud.to_string().into_bytes() }
+    EncodedEvent { id, key: subject.to_owned(), json: cloud.to_string().into_bytes(), entry_ms: None }
 }
 
 fn put_by(by: Option<&str>, data: &mut Data) {

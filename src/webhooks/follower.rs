@@ -29,25 +29,25 @@ impl GuardHandler for EndpointFollower {
 
     async fn restarted(&self) {
         if let Some(webhooks) = self.0.upgrade() {
-            webhooks.restarted().await;
+            webhooks.restarted();
         }
     }
 
     async fn changed(&self, rows: &[GuardRow], now_ms: u64) {
         if let Some(webhooks) = self.0.upgrade() {
-            webhooks.changed(rows, now_ms).await;
+            webhooks.changed(rows, now_ms);
         }
     }
 
-    async fn caught_up(&self, now_ms: u64) {
+    async fn caught_up(&self, _: u64) {
         if let Some(webhooks) = self.0.upgrade() {
-            webhooks.caught_up(now_ms).await;
+            webhooks.caught_up();
         }
     }
 
     async fn time_passed(&self, now_ms: u64) {
         if let Some(webhooks) = self.0.upgrade() {
-            webhooks.time_passed(now_ms).await;
+            webhooks.time_passed(now_ms);
         }
     }
 }

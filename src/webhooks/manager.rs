@@ -1,5 +1,7 @@
 //! Endpoints in force on a node: follows those that the store has, and runs a deliverer for each.
 
+mod trust;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -12,19 +14,22 @@ use parking_lot::Mutex;
 use tidegate_protocol::machine::webhook::WebhookSettings;
 use tokio::{sync::watch, task::JoinSet, time::interval};
 
+use self::trust::EndpointTrust;
 use super::{
     deliverer::{WebhookDeliverer, WebhookStatus},
     endpoint::{CONSUMER_PREFIX, NOTICE_PREFIX, START_MARGIN_MS, StartForm, StoredAction, StoredEndpoint},
     filter::WebhookFilter,
     measured::MeasuredReceiver,
+    notice_status::NoticeStatus,
     permits::WebhookPermits,
     plan::{WaitingPlan, WebhookAction, WebhookOrder, WebhookPlan, WebhookReceiver, WebhookStart},
 };
 use crate::{
-    cluster::{GuardHandler, Owned, OwnedFeeds},
+    cluster::{Owned, OwnedFeeds},
     hooks::{SenderSettings, WebhookSender, WebhookTarget},
     log_limit::log_limited,
     metrics::Metrics,
+    net::endpoint::ServerTrust,
     store::{ConsumerName, GuardKey, GuardKind, GuardRow, Store, StoreError},
     supervised,
 };
@@ -44,19 +49,23 @@ pub struct WebhookPolicy {
     pub allows_plain: bool,
     /// Hosts that may get content.
     pub content_hosts: Vec<String>,
-    /// PEM file of the authorities; empty for those of the system.
+    /// PEM file of the authorities, until a reload replaces them; empty for those of the system.
     pub ca_file: PathBuf,
+    /// Time after which a failing event is set aside, instead of that of its endpoint; for tests.
+    pub aside_after_ms: Option<u64>,
 }
 
 /// What else runs for an endpoint while it is in force, of a layer above.
 #[async_trait]
 pub trait EndpointCompanion: Send + Sync {
-    /// Runs for one endpoint, by its newest plan, until the sender of either is dropped. Its requests share the permits.
+    /// Runs for one endpoint, by its newest plan, until the sender of either is dropped. Its requests share the permits, and
+    /// it shows its status.
     async fn accompany(
         self: Arc<Self>,
         owned: watch::Receiver<OwnedFeeds>,
         plans: watch::Receiver<Arc<WebhookPlan>>,
         permits: Arc<WebhookPermits>,
+        status: watch::Sender<NoticeStatus>,
     );
 }
 
@@ -68,6 +77,7 @@ pub struct Webhooks {
     permits: Arc<WebhookPermits>,
     metrics: Metrics,
     companion: OnceLock<Arc<dyn EndpointCompanion>>,
+    trust: EndpointTrust,
     state: Mutex<EndpointTable>,
 }
 
@@ -84,22 +94,26 @@ struct EndpointTable {
 struct Running {
     stored: StoredEndpoint,
     version: u64,
-    /// Time at which a secret ends, in ms since 1970.
+    /// Time at which the plan changes, such as by the end of a secret, in ms since 1970.
     changes_at_ms: Option<u64>,
     delivery: Result<Delivery, String>,
 }
 
-/// Endpoint as the store has it at a time.
+/// Endpoint as the store has it at a time, with its plan.
 struct Present {
     stored: StoredEndpoint,
     version: u64,
     now_ms: u64,
+    /// Generation of the authorities before the plan was built with them.
+    trust: u64,
+    plan: Result<Arc<WebhookPlan>, String>,
 }
 
 /// Running deliverer. Dropping it ends its task.
 struct Delivery {
     plans: watch::Sender<Arc<WebhookPlan>>,
     status: watch::Receiver<WebhookStatus>,
+    notices: watch::Receiver<NoticeStatus>,
     _task: JoinSet<()>,
 }
 
@@ -112,13 +126,16 @@ pub struct EndpointView {
     pub version: u64,
     /// Status of its delivery on this node, or the reason why there is none.
     pub status: Result<WebhookStatus, String>,
+    /// Status of its notices on this node.
+    pub notices: NoticeStatus,
 }
 
 impl Webhooks {
     /// Creates the endpoints of a node, of which there are none before the store is read.
     pub fn new(policy: WebhookPolicy, store: Arc<dyn Store>, owned: Arc<Owned>, metrics: Metrics) -> Self {
         let (permits, companion, state) = (Arc::default(), OnceLock::new(), Mutex::default());
-        Self { policy, store, owned, permits, metrics, companion, state }
+        let trust = EndpointTrust::default();
+        Self { policy, store, owned, permits, metrics, companion, trust, state }
     }
 
     /// Runs the companion for each endpoint that comes into force from now on. Only the first one counts.
@@ -171,7 +188,7 @@ impl Webhooks {
         let settings = SenderSettings {
             name: id,
             secrets: &secrets,
-            ca_file: &self.policy.ca_file,
+            trust: &|| self.trust.get(&self.policy.ca_file),
             timeout: Duration::from_millis(form.timeout_ms),
         };
         let sender = WebhookSender::new(&target, settings).map_err(|error| error.to_string())?;
@@ -186,7 +203,7 @@ impl Webhooks {
                 parallel: form.parallel,
                 batch_max: form.batch.max,
                 batch_wait: Duration::from_millis(form.batch.wait_ms),
-                aside_after: Duration::from_millis(form.aside_after_ms),
+                aside_after: Duration::from_millis(self.policy.aside_after_ms.unwrap_or(form.aside_after_ms)),
             },
             start: start(form.from, stored),
             is_paused: stored.paused,
@@ -194,6 +211,14 @@ impl Webhooks {
             waiting: waiting(id, stored),
             receiver,
         })
+    }
+
+    /// Replaces the authorities of the certificates. Endpoints use them within a second.
+    pub(crate) fn set_trust(&self, trust: ServerTrust) {
+        self.trust.replace(trust);
+        for it in self.state.lock().endpoints.values_mut() {
+            it.changes_at_ms = Some(0);
+        }
     }
 
     fn apply(&self, row: &GuardRow, now_ms: u64) {
@@ -211,19 +236,20 @@ impl Webhooks {
             self.state.lock().endpoints.remove(id);
             return;
         };
+        let present = self.present(id, stored, row.version, now_ms);
+        self.start(&mut self.state.lock(), id, present);
+    }
+
+    /// Builds the plan of an endpoint, which takes too long for the lock of the state.
+    fn present(&self, id: &str, stored: StoredEndpoint, version: u64, now_ms: u64) -> Present {
+        let trust = self.trust.generation();
         let plan = self.plan_of(id, &stored, now_ms).map(Arc::new);
-        self.start(&mut self.state.lock(), id, Present { stored, version: row.version, now_ms }, plan);
+        Present { stored, version, now_ms, trust, plan }
     }
 
     /// Starts the delivery of an endpoint, or changes the one that runs.
-    fn start(
-        &self,
-        state: &mut EndpointTable,
-        id: &str,
-        present: Present,
-        plan: Result<Arc<WebhookPlan>, String>,
-    ) {
-        let Present { stored, version, now_ms } = present;
+    fn start(&self, state: &mut EndpointTable, id: &str, present: Present) {
+        let Present { stored, version, now_ms, trust, plan } = present;
         let former = state.endpoints.remove(id).filter(|it| it.stored.instance == stored.instance);
         let delivery = match (plan, former.map(|former| former.delivery)) {
             (Err(why), _) => {
@@ -243,7 +269,9 @@ impl Webhooks {
         };
         // What can't be used now may be soon, such as after the file of the authorities was replaced.
         let retry_at_ms = delivery.is_err().then(|| now_ms.saturating_add(UNUSABLE_RETRY_MS));
-        let changes_at_ms = stored.next_end(now_ms).into_iter().chain(retry_at_ms).min();
+        // Authorities that were replaced while the plan was built: it is built again.
+        let outdated_ms = (trust != self.trust.generation()).then_some(0);
+        let changes_at_ms = stored.next_end(now_ms).into_iter().chain(retry_at_ms).chain(outdated_ms).min();
         state.endpoints.insert(id.to_owned(), Running { stored, version, changes_at_ms, delivery });
     }
 
@@ -251,15 +279,16 @@ impl Webhooks {
         let (store, permits) = (Arc::clone(&self.store), Arc::clone(&self.permits));
         let (deliverer, status) = WebhookDeliverer::new(Arc::clone(&plan), rand::random(), store, permits);
         let plans = watch::Sender::new(plan);
+        let (shown, notices) = watch::channel(NoticeStatus::default());
         let mut task = JoinSet::new();
         let running = deliverer.run(self.owned.feeds().subscribe(), plans.subscribe());
         supervised::spawn_in(&mut task, "the delivery to an endpoint", running);
         if let Some(companion) = self.companion.get() {
             let (owned, permits) = (self.owned.feeds().subscribe(), Arc::clone(&self.permits));
-            let running = Arc::clone(companion).accompany(owned, plans.subscribe(), permits);
+            let running = Arc::clone(companion).accompany(owned, plans.subscribe(), permits, shown);
             supervised::spawn_in(&mut task, "the notices of an endpoint", running);
         }
-        Delivery { plans, status, _task: task }
+        Delivery { plans, status, notices, _task: task }
     }
 
     /// Removes the cursors of endpoints that no longer exist, for as long as the node runs. An owner that learns of a
@@ -324,6 +353,7 @@ impl Webhooks {
     pub fn show(&self) {
         let state = self.state.lock();
         let (mut behind, mut parked, mut aside, mut failing) = (0, 0, 0, 0);
+        let (mut missing, mut notices_aside) = (0, 0);
         for it in state.endpoints.values() {
             match &it.delivery {
                 Ok(delivery) => {
@@ -331,7 +361,10 @@ impl Webhooks {
                     behind += status.behind;
                     parked += status.parked;
                     aside += status.aside;
-                    failing += u32::from(status.is_failing());
+                    missing += status.missing.count;
+                    let notices = delivery.notices.borrow();
+                    notices_aside += notices.aside_count;
+                    failing += u32::from(status.is_failing() || notices.unreadable > 0);
                 }
                 Err(_) => failing += 1,
             }
@@ -340,17 +373,19 @@ impl Webhooks {
         self.metrics.webhook_behind.set(behind as f64);
         self.metrics.webhook_parked.set(parked as f64);
         self.metrics.webhook_aside.set(aside as f64);
+        self.metrics.webhook_missing.set(missing as f64);
+        self.metrics.webhook_notices_aside.set(notices_aside as f64);
         self.metrics.webhooks_failing.set(f64::from(failing));
     }
 }
 
 impl Running {
     fn view(&self) -> EndpointView {
-        let status = match &self.delivery {
-            Ok(delivery) => Ok(delivery.status.borrow().clone()),
-            Err(why) => Err(why.clone()),
+        let (status, notices) = match &self.delivery {
+            Ok(delivery) => (Ok(delivery.status.borrow().clone()), delivery.notices.borrow().clone()),
+            Err(why) => (Err(why.clone()), NoticeStatus::default()),
         };
-        EndpointView { stored: self.stored.clone(), version: self.version, status }
+        EndpointView { stored: self.stored.clone(), version: self.version, status, notices }
     }
 }
 
@@ -396,17 +431,14 @@ fn order(number: u64, action: &StoredAction, stored: &StoredEndpoint) -> Option<
     Some(WebhookOrder { number, action })
 }
 
-#[async_trait]
-impl GuardHandler for Webhooks {
-    fn handles(&self, kind: GuardKind) -> bool {
-        kind == GuardKind::Webhook
-    }
-
-    async fn restarted(&self) {
+impl Webhooks {
+    /// Notes that all entries follow again.
+    pub(super) fn restarted(&self) {
         self.state.lock().followed = Some(BTreeSet::new());
     }
 
-    async fn changed(&self, rows: &[GuardRow], now_ms: u64) {
+    /// Applies changed entries, in the order of their versions.
+    pub(super) fn changed(&self, rows: &[GuardRow], now_ms: u64) {
         for row in rows {
             if let (Some(followed), true) = (&mut self.state.lock().followed, row.value.is_some()) {
                 followed.insert(row.key.name().to_owned());
@@ -415,7 +447,8 @@ impl GuardHandler for Webhooks {
         }
     }
 
-    async fn caught_up(&self, _: u64) {
+    /// Notes that all changes up to now were applied, and ends the endpoints that no longer exist.
+    pub(super) fn caught_up(&self) {
         let mut state = self.state.lock();
         if let Some(followed) = state.followed.take() {
             state.endpoints.retain(|id, _| followed.contains(id));
@@ -423,7 +456,8 @@ impl GuardHandler for Webhooks {
         state.is_complete = true;
     }
 
-    async fn time_passed(&self, now_ms: u64) {
+    /// Builds the plans again that change by the store's clock, such as by the end of a secret.
+    pub(super) fn time_passed(&self, now_ms: u64) {
         let due: Vec<(String, StoredEndpoint, u64)> = {
             let state = self.state.lock();
             let is_due = |it: &Running| it.changes_at_ms.is_some_and(|at| at <= now_ms);
@@ -431,11 +465,11 @@ impl GuardHandler for Webhooks {
             due.map(|(id, it)| (id.clone(), it.stored.clone(), it.version)).collect()
         };
         for (id, stored, version) in due {
-            let plan = self.plan_of(&id, &stored, now_ms).map(Arc::new);
+            let present = self.present(&id, stored, version, now_ms);
             let mut state = self.state.lock();
             // It may have changed meanwhile.
             if state.endpoints.get(&id).is_some_and(|it| it.version == version) {
-                self.start(&mut state, &id, Present { stored, version, now_ms }, plan);
+                self.start(&mut state, &id, present);
             }
         }
         self.show();

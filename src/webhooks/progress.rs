@@ -1,9 +1,6 @@
 //! Progress of an endpoint over all partitions, as the store has it: any node can tell.
 
-use tidegate_protocol::{
-    id::ConversationId,
-    machine::webhook::{WebhookAside, WebhookCursor},
-};
+use tidegate_protocol::machine::webhook::{ParkedConversation, WebhookAside, WebhookCursor};
 
 use super::{
     endpoint::{StartForm, StoredEndpoint},
@@ -23,8 +20,8 @@ const ONE: FeedLimits = FeedLimits { entries: 1, bytes: 4_096 };
 pub struct EndpointProgress {
     /// Entries of the feed behind which it is, of all types and conversations.
     pub behind: u64,
-    /// Conversations that are sent apart, each with the seq of its next event.
-    pub parked: Vec<(ConversationId, u64)>,
+    /// Conversations that are sent apart.
+    pub parked: Vec<ParkedConversation>,
     /// Events that were set aside, each with the last order that was carried out in its partition.
     pub aside: Vec<(WebhookAside, u64)>,
     /// Whether the receiver has refused all events, with status 410.
@@ -67,7 +64,7 @@ impl EndpointProgress {
         }
         for (_, cursor) in cursors {
             it.is_disabled |= cursor.is_disabled;
-            it.parked.extend(cursor.parked.into_iter().map(|parked| (parked.conversation, parked.next)));
+            it.parked.extend(cursor.parked);
             let last = cursor.last_order;
             it.aside.extend(cursor.aside.into_iter().map(|aside| (aside, last)));
         }

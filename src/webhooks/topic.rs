@@ -8,7 +8,6 @@ use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use async_trait::async_trait;
 use metrics::{Counter, Gauge};
-use parking_lot::Mutex;
 use tidegate_protocol::{
     id::ConversationId,
     machine::webhook::{LANES_MAX, WebhookOutcome, WebhookSettings},
@@ -93,8 +92,6 @@ pub(super) struct TopicReceiver {
     /// Partitions of the log, for a topic whose partitions are those of the log; otherwise the key decides.
     pub(super) partitions: Option<u32>,
     pub(super) figures: TopicFigures,
-    /// Ends of the gaps that were reported, by partition of the log.
-    pub(super) reported: Mutex<BTreeMap<u32, u64>>,
 }
 
 impl TopicFigures {
@@ -169,7 +166,6 @@ impl FeedTopic {
             source: source.to_owned(),
             partitions: Some(partitions),
             figures: figures.clone(),
-            reported: Mutex::default(),
         };
         let plan = Arc::new(plan(receiver, TopicContents::messages())?);
         Ok(Self { plan, figures, store, owned })
@@ -187,13 +183,8 @@ impl FeedTopic {
         metrics: &Metrics,
     ) -> anyhow::Result<Self> {
         let figures = TopicFigures::of_changes(metrics);
-        let receiver = TopicReceiver {
-            sink,
-            source: source.to_owned(),
-            partitions: None,
-            figures: figures.clone(),
-            reported: Mutex::default(),
-        };
+        let receiver =
+            TopicReceiver { sink, source: source.to_owned(), partitions: None, figures: figures.clone() };
         let plan = Arc::new(plan(receiver, TopicContents::changes()?)?);
         Ok(Self { plan, figures, store, owned })
     }
@@ -231,20 +222,23 @@ pub(super) fn plan(receiver: TopicReceiver, contents: TopicContents) -> Result<W
     })
 }
 
-/// Shows in the metrics how far the topic is behind.
+/// Shows in the metrics how far the topic is behind, and what was missing.
 async fn show(status: watch::Receiver<WebhookStatus>, figures: TopicFigures) {
     let mut ticks = interval(SHOW_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut counted = 0;
     loop {
         ticks.tick().await;
-        let (behind, oldest_ms, unreadable) = {
+        let (behind, oldest_ms, unreadable, missing) = {
             let status = status.borrow();
-            (status.behind, status.oldest_ms, status.unreadable)
+            (status.behind, status.oldest_ms, status.unreadable, status.missing.count)
         };
         let lag_ms = oldest_ms.map_or(0, |oldest| wall_ms().saturating_sub(oldest));
         figures.behind.set(behind as f64);
         figures.lag_seconds.set(lag_ms as f64 / 1_000.0);
         figures.unreadable.set(unreadable as f64);
+        figures.missing.increment(missing - counted);
+        counted = missing;
     }
 }
 
@@ -271,9 +265,7 @@ impl WebhookReceiver for TopicReceiver {
         let EncodedEvent { key, json, .. } = gap_event(&self.source, partition, numbers);
         let records = vec![EventRecord { key, partition: self.partitions.map(|_| partition), json }];
         let is_published = matches!(timeout(GAP_TIMEOUT, self.sink.publish(records)).await, Ok(Ok(())));
-        if is_published {
-            self.figures.missing.increment(self.newly_missing(partition, numbers));
-        } else {
+        if !is_published {
             log_limited!(warn, partition, "gap of the feed not published to its topic; retrying");
         }
         is_published
@@ -281,15 +273,6 @@ impl WebhookReceiver for TopicReceiver {
 }
 
 impl TopicReceiver {
-    /// Returns how many of these numbers were not reported before: lanes at different cursors find the same ones.
-    pub(super) fn newly_missing(&self, partition: u32, numbers: &RangeInclusive<u64>) -> u64 {
-        let mut reported = self.reported.lock();
-        let end = reported.entry(partition).or_default();
-        let first = (*numbers.start()).max(end.saturating_add(1));
-        *end = (*numbers.end()).max(*end);
-        numbers.end().saturating_add(1).saturating_sub(first)
-    }
-
     /// Publishes events of different conversations. One that is too large for the topic goes without its content.
     async fn publish(&self, events: &[&EncodedEvent]) -> Result<(), AppendError> {
         let records = events.iter().map(|event| self.record(event, event.json.clone())).collect();
@@ -347,4 +330,35 @@ fn rounds(events: &[EncodedEvent]) -> Vec<Vec<&EncodedEvent>> {
         *nth += 1;
     }
     rounds
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::pending,
+        sync::atomic::{AtomicU64, Ordering::Relaxed},
+    };
+
+    use super::*;
+    use crate::webhooks::missing::MissingCount;
+
+    fn status(count: u64) -> WebhookStatus {
+        WebhookStatus { missing: MissingCount { count, last: None }, ..WebhookStatus::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn metric_of_missing_events_follows_their_count_in_the_status() {
+        let counted = Arc::new(AtomicU64::new(0));
+        let figures = TopicFigures {
+            missing: Counter::from_arc(Arc::clone(&counted)),
+            ..TopicFigures::of_changes(&crate::metrics::install().0)
+        };
+        let (shown, seen) = watch::channel(status(0));
+        tokio::spawn(show(seen, figures));
+        for count in [3, 3, 10] {
+            shown.send_replace(status(count));
+            timeout(SHOW_INTERVAL * 2, pending::<()>()).await.ok();
+            assert_eq!(counted.load(Relaxed), count);
+        }
+    }
 }

@@ -27,6 +27,8 @@ use crate::{
 pub(crate) struct Listener {
     consumer: BaseConsumer,
     events: BTreeMap<String, Vec<Value>>,
+    /// Ids in the order in which they arrived first.
+    arrivals: Vec<String>,
     partitions: HashMap<String, i32>,
 }
 
@@ -41,7 +43,7 @@ impl Listener {
                 .expect("a partition");
         }
         consumer.assign(&all).expect("an assignment");
-        Self { consumer, events: BTreeMap::new(), partitions: HashMap::new() }
+        Self { consumer, events: BTreeMap::new(), arrivals: Vec::new(), partitions: HashMap::new() }
     }
 
     /// Receives available events; checks that each is a CloudEvent, that one id has one content, and that a user has
@@ -65,6 +67,9 @@ impl Listener {
             let partition = self.partitions.entry(text("subject")).or_insert(record.partition());
             assert_eq!(*partition, record.partition(), "{event}");
             let same = self.events.entry(text("id")).or_default();
+            if same.is_empty() {
+                self.arrivals.push(text("id"));
+            }
             assert!(same.iter().all(|it| it["data"] == event["data"] && it["source"] == event["source"]));
             same.push(event);
         }
@@ -75,6 +80,13 @@ impl Listener {
         self.take(Duration::from_millis(50));
         let all = self.events.values().filter_map(|same| same.first());
         all.filter(|it| it["type"] == kind && it["subject"] == user).cloned().collect()
+    }
+
+    /// Returns the changes of a group in the order of the topic, each once.
+    fn changes(&mut self, group: &str) -> Vec<Value> {
+        self.take(Duration::from_millis(50));
+        let all = self.arrivals.iter().filter_map(|id| self.events[id].first());
+        all.filter(|it| it["subject"] == group).cloned().collect()
     }
 
     pub(crate) fn online(&mut self, user: &str) -> Value {
@@ -178,9 +190,62 @@ impl Drop for Tail {
     }
 }
 
+/// Creates the group `tea` and changes it until the topic has a change of it: a node publishes what comes after its start.
+fn group_on_the_topic(cluster: &Cluster, listener: &mut Listener) {
+    cluster.node(1).group("tea", &["gil", "hal"].map(str::to_owned));
+    let mut count = 0;
+    eventually("the topic has changes of the group", || {
+        count += 1;
+        cluster.node(1).change_members("tea", &json!({"add": [format!("new-{count}")]}));
+        listener.changes("g:tea").pop()
+    });
+}
+
+/// Adds a member to the group and removes another one; checks that the topic has both changes behind every earlier one.
+fn members_are_on_the_topic(cluster: &Cluster, listener: &mut Listener, added: &str, removed: &str) {
+    let joined = cluster.node(1).change_members("tea", &json!({"add": [added]}));
+    let kicked = cluster.node(1).change_members("tea", &json!({"remove": [removed]}));
+    let changes = eventually("the topic has both changes", || {
+        let changes = listener.changes("g:tea");
+        changes.iter().any(|it| it["data"]["seq"] == kicked).then_some(changes)
+    });
+    let seqs: Vec<u64> = changes.iter().filter_map(|it| it["data"]["seq"].as_u64()).collect();
+    assert_eq!(seqs, (seqs[0]..=kicked).collect::<Vec<_>>(), "in order, without a hole");
+    let found = [joined, kicked].map(|seq| {
+        let change = changes.iter().find(|it| it["data"]["seq"] == seq).expect("it is there");
+        assert_eq!(change["id"], format!("g:tea/{seq}"));
+        json!([change["type"], change["data"]["users"]])
+    });
+    let expected = [("joined", added), ("kicked", removed)];
+    assert_eq!(found, expected.map(|(kind, user)| json!([format!("tidegate.member.{kind}"), [user]])));
+}
+
+/// Checks that survivors have reported the end of n1's run, once each, and that each node reports its own start.
+fn nodes_are_on_the_topic(listener: &mut Listener, boot: &str) {
+    eventually("the end of n1 is reported", || listener.of("tidegate.node.lapsed", "n1").pop());
+    listener.take(Duration::from_secs(1));
+    let mut by = BTreeSet::new();
+    for lapsed in listener.of("tidegate.node.lapsed", "n1") {
+        assert_eq!((&lapsed["data"]["node"], &lapsed["data"]["boot"]), (&json!("n1"), &json!(boot)));
+        assert!(by.insert(lapsed["data"]["by"].to_string()), "{lapsed} is the second one of its node");
+    }
+    assert!(!by.contains("\"n1\""), "{by:?}");
+    for node in ["n1", "n2", "n3"] {
+        let joined = listener.of("tidegate.node.joined", node);
+        assert_eq!(joined.len(), 1, "{joined:?}");
+        assert_eq!(joined[0]["data"]["by"], node);
+    }
+    let moved: Vec<Value> = ["n2", "n3"]
+        .into_iter()
+        .flat_map(|node| listener.of("tidegate.partition.moved", node))
+        .filter(|it| it["data"]["from"] == json!({"node": "n1", "boot": boot}))
+        .collect();
+    assert!(!moved.is_empty(), "n1 owned a partition that another node has taken over");
+}
+
 #[test]
 fn killed_node_publishes_one_departure_per_remaining_user() {
-    let mut cluster = Cluster::start(3, &[]);
+    let mut cluster = Cluster::start(3, &["kafka.event_changes=true"]);
     let mut listener = Listener::start(&cluster);
     let tail = Tail::start(&cluster, 1);
     let mut users: Vec<Client> =
@@ -204,6 +269,8 @@ fn killed_node_publishes_one_departure_per_remaining_user() {
     let place = format!("zed!phone!{earlier}");
     let rows = format!("{{}}:rows:{{n1/{boot}}}");
     let _: i64 = cluster.redis(&["ZADD", &rows, "0", &place]);
+    group_on_the_topic(&cluster, &mut listener);
+    members_are_on_the_topic(&cluster, &mut listener, "cid", "hal");
     let began = Instant::now();
     cluster.kill(0);
     let _again = cluster.login(1, Wire::Tcp, "user-4");
@@ -218,7 +285,9 @@ fn killed_node_publishes_one_departure_per_remaining_user() {
         let left: i64 = cluster.redis(&["ZCARD", &rows]);
         (left == 0).then_some(())
     });
-    listener.take(Duration::from_secs(1));
+    cluster.all_owned();
+    members_are_on_the_topic(&cluster, &mut listener, "dan", "cid");
+    nodes_are_on_the_topic(&mut listener, &boot);
     for user in stayed.into_iter().chain(["bob"]) {
         assert_eq!(listener.offlines(user), 0, "{user} is there");
     }

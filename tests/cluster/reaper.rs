@@ -8,11 +8,14 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tidegate_protocol::codec::Wire;
+use tidegate_protocol::{codec::Wire, pb};
 
 use crate::{
     send_until_acked,
-    support::{Client, Cluster, Stopwatch, eventually, let_time_pass_since, text_of},
+    support::{
+        Client, Cluster, ServerBody, Stopwatch, ask, eventually, eventually_within, let_time_pass_since,
+        text_of,
+    },
 };
 
 /// Returns those of the users that a node reports as online.
@@ -76,4 +79,27 @@ fn presence_is_right_within_15_s_of_a_crash_or_freeze() {
     // Its partitions are moving, which may delay a send.
     assert_eq!(send_until_acked(&mut there[0], &back[1], "m1").0, 1);
     assert_eq!(text_of(&there[1].expect_push()), "m1");
+}
+
+#[test]
+fn watcher_sees_users_of_other_nodes_until_their_node_crashes() {
+    let mut cluster = Cluster::start(3, &[]);
+    let names = ["ann", "bob", "cid"].map(str::to_owned);
+    let group = cluster.node(0).group("tea", &names);
+    let mut ann = cluster.login(0, Wire::Tcp, "ann");
+    let _bob = cluster.login(1, Wire::WsText, "bob");
+    ann.expect_done(ask::watch(&group));
+    let first = ann.expect_presence();
+    assert_eq!((first.complete, first.online.as_slice()), (true, &names[..2]));
+    let _cid = cluster.login(2, Wire::Tcp, "cid");
+    assert_eq!(ann.expect_presence().online, ["cid"]);
+    cluster.kill(1);
+    let is_report = |frame: &pb::ServerFrame| match &frame.body {
+        Some(ServerBody::Presence(report)) => report.offline == ["bob"] && report.online.is_empty(),
+        _ => false,
+    };
+    eventually_within(Duration::from_secs(15), "the user of the crashed node is offline", || {
+        ann.settle();
+        ann.inbox.iter().any(is_report).then_some(())
+    });
 }

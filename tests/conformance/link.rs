@@ -34,7 +34,7 @@ mod rooms;
 
 use connections::calls_about_connections_arrive_unchanged;
 use end::{End, HERE, OWNED};
-use rooms::rooms_and_members_arrive_as_found;
+use rooms::{removals_from_rooms_arrive_unchanged, rooms_and_members_arrive_as_found};
 
 /// Returns the caller.
 fn here() -> NodeBoot {
@@ -109,6 +109,7 @@ suite! {
         storms_arrive_as_found
         calls_about_connections_arrive_unchanged
         rooms_and_members_arrive_as_found
+        removals_from_rooms_arrive_unchanged
         query_does_not_wait_for_deliveries
         best_effort_messages_arrive_unchanged_and_in_order
         best_effort_messages_and_deliveries_are_independent

@@ -11,12 +11,17 @@ use tidegate::{
     config,
     store::{
         GUARD_ENTRIES_MAX, GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut,
-        GuardStore as _, PostgresStore, Store,
+        GuardStore as _, Mark, Personal, PostgresStore, Store,
     },
 };
+use tidegate_protocol::id::ConversationId;
 use tokio_postgres::{Client, NoTls};
 
-use super::{services::service_text, unique_name};
+use super::{
+    services::service_text,
+    store::owner::{Owner, message},
+    unique_name, user,
+};
 
 /// Empty database on a server that other tests use too.
 pub(crate) struct Database {
@@ -124,4 +129,32 @@ async fn guard_rows_of_unknown_kinds_are_kept_and_skipped() {
     let full = format!("UPDATE guard_counts SET entries = {GUARD_ENTRIES_MAX} WHERE kind = 99");
     database.execute(&full).await;
     assert_eq!(store.put_guard(&batch).await, Ok(GuardOutcome::Full(GuardKind::Storm)));
+}
+
+/// Statement by which nodes of the former version store marks.
+const FORMER_MARK: &str = "
+INSERT INTO marks SELECT * FROM unnest(ARRAY['bob'], ARRAY['d:ann:bob'], ARRAY[2::bigint], ARRAY[2::bigint], ARRAY[0::bigint],
+    ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[''::bytea], ARRAY[NULL::text]
+) ON CONFLICT (user_id, conversation) DO UPDATE SET seq = EXCLUDED.seq, messages = EXCLUDED.messages, own = EXCLUDED.own,
+    cleared_seq = EXCLUDED.cleared_seq, cleared_messages = EXCLUDED.cleared_messages, cleared_own = EXCLUDED.cleared_own,
+    hidden = EXCLUDED.hidden, push = EXCLUDED.push";
+
+#[tokio::test]
+async fn bound_outlasts_a_mark_that_a_node_of_the_former_version_stores() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let mut owner = Owner::take_over(&store, 0, 1).await;
+    let direct = ConversationId::direct(&user("ann"), &user("bob"));
+    owner.run(&[message(&direct, "ann", "m1", 0, "text"), message(&direct, "ann", "m2", 0, "text")]).await;
+    let bound = Some(Mark { seq: 1, messages: 1, own: 0 });
+    let level = async || {
+        let summary = store.summary(&direct, Some(&user("bob"))).await.unwrap().unwrap();
+        let level = summary.member_view.unwrap().level;
+        (level.mark.seq, level.bound)
+    };
+    database.execute(FORMER_MARK).await;
+    assert_eq!(level().await, (2, None), "a row of that version");
+    store.save_marks(&[(user("bob"), direct.clone(), Personal::Bound(bound))]).await.unwrap();
+    database.execute(FORMER_MARK).await;
+    assert_eq!(level().await, (2, bound));
 }

@@ -51,7 +51,7 @@ use self::{
     lists::{
         heads_are_listed_by_prefix_in_pages, heads_of_conversations_are_in_order,
         members_are_paged_and_counted, memberships_of_many_users_are_those_of_single_calls,
-        settings_of_many_users_are_in_order,
+        settings_of_many_users_are_in_order, user_ranges_of_many_conversations_take_one_call,
     },
     owner::{Owner, change, message},
     pages::{
@@ -61,9 +61,11 @@ use self::{
         s19_recalled_and_pruned_rows_are_reported_as_removed,
     },
     personal::{
+        bound_is_kept_with_marks_and_cuts_what_the_user_reads,
         forgotten_marks_and_settings_start_from_nothing, member_view_has_cleared_and_hidden_entries,
-        rejoined_member_keeps_every_stay, s23_s24_marks_only_move_forward_in_the_member_view,
-        stays_with_equal_start_are_all_kept, user_settings_are_kept_one_by_one,
+        push_preferences_are_kept_with_marks_and_settings, rejoined_member_keeps_every_stay,
+        s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
+        user_settings_are_kept_one_by_one, what_is_above_the_bound_can_be_hidden_and_cleared,
     },
     profiles::history_of_a_subject_survives_a_restart_of_its_node,
     revocations::{
@@ -126,6 +128,9 @@ suite! {
         member_view_has_cleared_and_hidden_entries
         stays_with_equal_start_are_all_kept
         user_settings_are_kept_one_by_one
+        push_preferences_are_kept_with_marks_and_settings
+        bound_is_kept_with_marks_and_cuts_what_the_user_reads
+        what_is_above_the_bound_can_be_hidden_and_cleared
         forgotten_marks_and_settings_start_from_nothing
         revocations_are_numbered_in_the_order_of_their_storage
         revocations_of_a_user_are_bounded_and_replaced
@@ -139,6 +144,7 @@ suite! {
         memberships_of_many_users_are_those_of_single_calls
         settings_of_many_users_are_in_order
         heads_of_conversations_are_in_order
+        user_ranges_of_many_conversations_take_one_call
         heads_are_listed_by_prefix_in_pages
         groups_are_listed_by_prefix_without_deleted_ones
         group_pages_are_bounded

@@ -40,6 +40,8 @@ enum Op {
     Read(usize, u64),
     /// User, and the fraction of the conversation in tenths.
     Clear(usize, u64),
+    /// User, and the fraction of the conversation in tenths; `None` removes the bound.
+    Bound(usize, Option<u64>),
     /// User, and the entries in hundredths of the conversation.
     Hide(usize, Vec<u64>),
     Recall(u64),
@@ -56,6 +58,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (0..3usize).prop_map(Op::Kick),
         5 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Read(who, tenths)),
         1 => (0..3usize, 0..12u64).prop_map(|(who, tenths)| Op::Clear(who, tenths)),
+        2 => (0..3usize, prop::option::weighted(0.7, 0..12u64)).prop_map(|(who, tenths)| Op::Bound(who, tenths)),
         4 => (0..3usize, prop::collection::vec(0..110u64, 1..4)).prop_map(|(who, places)| Op::Hide(who, places)),
         1 => (0..11u64).prop_map(Op::Recall),
         1 => (0..6u64).prop_map(Op::Prune),
@@ -70,17 +73,25 @@ fn silent(to: &ConversationId, sender: &str, id: &str) -> Body {
     }
 }
 
+/// Sender of a message; members at that time; users who may see it.
+type NaiveRow = (Option<usize>, [bool; 3], [bool; 3]);
+
+/// Returns the last seq of these rows that the user may see; 0 without one.
+fn last_of(rows: &[NaiveRow], who: usize) -> u64 {
+    rows.iter().rposition(|(_, _, sees)| sees[who]).map_or(0, |at| at as u64 + 1)
+}
+
 /// Naive model of a conversation.
 #[derive(Default)]
 struct Naive {
-    /// Sender of a message; members at that time; users who may see it.
-    rows: Vec<(Option<usize>, [bool; 3], [bool; 3])>,
+    rows: Vec<NaiveRow>,
     all: bool,
     is_in: [bool; 3],
     ever: [bool; 3],
     read: [u64; 3],
     cleared: [u64; 3],
     hidden: [BTreeSet<u64>; 3],
+    bound: [Option<u64>; 3],
     pruned_to: u64,
 }
 
@@ -91,12 +102,23 @@ impl Naive {
         self.rows.push((sender, saw, saw));
     }
 
+    /// Returns the last seq that is stored for the user, whatever the bound.
+    fn end(&self, who: usize) -> u64 {
+        last_of(&self.rows, who)
+    }
+
+    /// Returns the rows of a conversation that ends at the bound of the user.
+    fn cut(&self, who: usize) -> &[NaiveRow] {
+        let count = self.bound[who].map_or(self.rows.len(), |bound| self.rows.len().min(bound as usize));
+        &self.rows[..count]
+    }
+
     fn max(&self, who: usize) -> u64 {
-        self.rows.iter().rposition(|(_, _, sees)| sees[who]).map_or(0, |at| at as u64 + 1)
+        last_of(self.cut(who), who)
     }
 
     fn unread(&self, who: usize) -> u64 {
-        let above = (1..).zip(&self.rows).skip(self.read[who].max(self.cleared[who]) as usize);
+        let above = (1..).zip(self.cut(who)).skip(self.read[who].max(self.cleared[who]) as usize);
         let shown = above.filter(|(seq, _)| !self.hidden[who].contains(seq));
         let news = shown.filter(|(_, (_, was_in, _))| was_in[who]);
         news.filter(|(_, (sender, ..))| sender.is_some_and(|it| it != who)).count() as u64
@@ -112,12 +134,21 @@ impl Naive {
 
     /// Returns the seqs that the user may see, without pruned and cleared ones.
     fn kept(&self, who: usize) -> impl Iterator<Item = u64> {
+        self.kept_up_to(who, self.max(who))
+    }
+
+    fn kept_up_to(&self, who: usize, last: u64) -> impl Iterator<Item = u64> {
         let gone = self.pruned_to.max(self.cleared[who]);
-        (1..=self.rows.len() as u64).filter(move |seq| *seq > gone && self.rows[*seq as usize - 1].2[who])
+        (1..=last).filter(move |seq| *seq > gone && self.rows[*seq as usize - 1].2[who])
     }
 
     fn pullable(&self, who: usize) -> Vec<u64> {
         self.kept(who).filter(|seq| !self.hidden[who].contains(seq)).collect()
+    }
+
+    /// Returns the seqs that the user can hide, whatever the bound.
+    fn hideable(&self, who: usize) -> BTreeSet<u64> {
+        self.kept_up_to(who, self.end(who)).filter(|seq| !self.hidden[who].contains(seq)).collect()
     }
 }
 
@@ -190,6 +221,7 @@ impl World {
                 }
             }
             Op::Clear(who, tenths) => self.clear(who, last * tenths / 10).await,
+            Op::Bound(who, tenths) => self.bound(who, tenths.map(|it| (last * it / 10).max(1))).await,
             Op::Hide(who, ref places) => {
                 self.hide(who, places.iter().map(|place| 1 + last * place / 100).collect()).await;
             }
@@ -223,10 +255,23 @@ impl World {
         if !self.naive.ever[who] {
             return assert_eq!(cleared, Err((Code::NotAMember, "")));
         }
-        let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
+        let seq = seq.max(self.naive.pruned_to).min(self.naive.end(who));
         let moved = seq > self.naive.cleared[who];
         assert_eq!(cleared.unwrap(), moved.then(|| self.naive.mark(who, seq)));
         self.naive.cleared[who] = self.naive.cleared[who].max(seq);
+    }
+
+    async fn bound(&mut self, who: usize, seq: Option<u64>) {
+        let (store, bob, g) = (&*self.store, user(USERS[who]), group("g"));
+        let bound = clear::bound(store, &bob, &g, seq, BeyondHead::Nothing).await;
+        if !self.naive.ever[who] {
+            return assert_eq!(bound, Err((Code::NotAMember, "")));
+        }
+        bound.unwrap();
+        let kept = seq.map(|seq| seq.max(self.naive.pruned_to).min(self.naive.end(who)));
+        self.naive.bound[who] = kept;
+        let level = store.summary(&g, Some(&bob)).await.unwrap().unwrap().member_view.unwrap().level;
+        assert_eq!(level.bound, kept.map(|seq| self.naive.mark(who, seq)));
     }
 
     async fn hide(&mut self, who: usize, seqs: BTreeSet<u64>) {
@@ -236,8 +281,7 @@ impl World {
         if !self.naive.ever[who] {
             return assert_eq!(hidden, Err((Code::NotAMember, "")));
         }
-        let there: BTreeSet<u64> = self.naive.pullable(who).into_iter().collect();
-        let new: Vec<u64> = seqs.intersection(&there).copied().collect();
+        let new: Vec<u64> = seqs.intersection(&self.naive.hideable(who)).copied().collect();
         assert_eq!(hidden, Ok(new.clone()));
         self.naive.hidden[who].extend(new);
     }
@@ -252,7 +296,8 @@ impl World {
             assert_eq!((found.states.len(), found.next), (usize::from(self.naive.ever[who]), None));
             let Some(state) = found.states.first() else { continue };
             let counts = (state.max_seq, state.read_seq, state.unread);
-            let truth = (self.naive.max(who), self.naive.read[who], self.naive.unread(who));
+            let read = self.naive.bound[who].unwrap_or(u64::MAX).min(self.naive.read[who]);
+            let truth = (self.naive.max(who), read, self.naive.unread(who));
             assert_eq!(counts, truth, "{name}: max, read, unread");
             if let Some(min) = self.naive.kept(who).next() {
                 assert_eq!(state.min_seq, min, "{name}");
@@ -274,11 +319,21 @@ impl World {
             };
             let named = named(&page);
             let next = if forward { named.iter().max() } else { named.iter().min() };
+            let max = self.naive.max(who);
             let Some(next) = next else {
-                assert!(!forward && cursor == 1, "a page without a reason at {cursor}: {page:?}");
+                let is_below_all = cursor == 1 || max == 0;
+                assert!(!forward && is_below_all, "a page without a reason at {cursor}: {page:?}");
                 break;
             };
-            assert_eq!(page.complete_to, self.naive.max(who));
+            if forward && cursor >= max {
+                // Above the bound, all that is stored is named at once, and nothing is shown.
+                let end = self.naive.rows.len() as u64;
+                let rest = (named.len() as u64, page.expired.len(), page.complete_to);
+                assert_eq!((rest, self.naive.is_in[who]), ((end - cursor, 1, end), true));
+                cursor = end;
+                continue;
+            }
+            assert_eq!(page.complete_to, max);
             cursor = *next;
             seen.extend(page.messages.iter().map(|push| push.seq).chain(page.recalled.iter().copied()));
             gone.extend(page.expired.iter().flat_map(|range| range.first..=range.last));
@@ -305,6 +360,21 @@ impl World {
         assert!(below.count() <= 3 && above.count() <= 3);
     }
 
+    /// Asserts that a page backward from above the bound names all down to its last seq, and shows nothing above the bound.
+    async fn check_above(&self, who: usize, cursor: u64, truth: &[u64]) {
+        let pull = Pull { conversation: group("g"), which: Which::Before(cursor), limit: 3 };
+        let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull).await.unwrap();
+        let mut named = named(&page);
+        named.sort_unstable();
+        assert_eq!(named, (named[0]..cursor).collect::<Vec<_>>(), "{}: before {cursor}", USERS[who]);
+        assert_eq!(page.complete_to, cursor - 1);
+        let mut seen: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
+        seen.extend(&page.recalled);
+        seen.sort_unstable();
+        let truth: Vec<u64> = truth.iter().copied().filter(|seq| *seq >= named[0]).collect();
+        assert_eq!(seen, truth, "{}: before {cursor}", USERS[who]);
+    }
+
     async fn check_pages(&self) {
         for who in (0..3).filter(|who| self.naive.ever[*who]) {
             let truth = self.naive.pullable(who);
@@ -318,6 +388,12 @@ impl World {
             }
             for seq in 1..=self.naive.max(who) {
                 self.check_around(who, seq, &truth).await;
+            }
+            for cursor in self.naive.max(who) + 2..=self.naive.end(who) + 1 {
+                self.check_above(who, cursor, &truth).await;
+            }
+            if truth.is_empty() && rest.is_empty() {
+                continue;
             }
             let pull = |seqs| Pull { conversation: group("g"), which: Which::Seqs(seqs), limit: 200 };
             let page = history::pull(&*self.store, &Reader::new(user(USERS[who])), &pull(all.collect()))

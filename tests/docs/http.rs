@@ -1,4 +1,5 @@
-//! Reference part of `docs/http.md`: a section for each route, from the table of routes and `openapi.json`.
+//! Reference part of `docs/http.md`: a section for each route, from the table of routes and `openapi.json`. Also
+//! `docs/openapi.json`: the description that a node serves.
 
 use std::fmt::Write as _;
 
@@ -14,6 +15,9 @@ use tidegate::{
 use super::{read, settle, with_block};
 
 const PAGE: &str = "docs/http.md";
+
+/// Description of the routes for programs that have no node, such as generators of clients.
+const DESCRIPTION: &str = "docs/openapi.json";
 
 /// JSON up to this length is one line.
 const COLUMNS: usize = 130;
@@ -271,4 +275,13 @@ fn reference_of_the_admin_api_is_current() {
     let page = with_block(PAGE, &page, "routes", &reference.sections());
     assert!(page.len() < 1024 * 1024, "the page has {} bytes", page.len());
     settle(PAGE, &page);
+}
+
+/// Its version is that of the package, which changes with a release and not with each commit.
+#[test]
+fn description_in_the_tree_is_that_of_a_node() {
+    let described = routes::description().expect("each route has an entry");
+    let file = laid_out(&described, 0) + "\n";
+    assert_eq!(serde_json::from_str::<Value>(&file).ok(), Some(described), "the layout changes nothing");
+    settle(DESCRIPTION, &file);
 }

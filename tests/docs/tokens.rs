@@ -43,7 +43,7 @@ const SIGNERS: [(&str, &str, &str, &[&str]); 5] = [
     ("node", "sign.mjs", "js", &["RS256", "ES256", "EdDSA"]),
     ("go run", "sign.go", "go", &["RS256", "ES256", "EdDSA"]),
     ("java", "Sign.java", "java", &["RS256", "ES256", "EdDSA"]),
-    ("sh", "sign.sh", "sh", &["RS256", "EdDSA"]),
+    ("sh", "sign.sh", "sh", &["RS256", "ES256", "EdDSA"]),
 ];
 
 /// Private key of one test with the verifier of its tokens.

@@ -14,7 +14,7 @@ use tidegate::{
     bans::BanRecord,
     fault::Fault,
     scratch::{ClockNumbers, Numbers},
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardPut},
+    store::GuardKind,
 };
 use tidegate_protocol::{codec::Wire, pb};
 
@@ -195,10 +195,7 @@ fn upgrade_that_a_forwarder_names_for_a_banned_address_is_refused() {
 
 fn put(mesh: &Mesh, nth: usize, subject: &str) {
     let record = BanRecord { reason: "spam".into(), by: "k1".into(), since_ms: 1 };
-    let key = GuardKey::new(GuardKind::Ban, subject).expect("a key");
-    let entry = GuardEntry::new(key, Bytes::from(record.encoded()), None).expect("an entry");
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).expect("a batch");
-    mesh.run(mesh.node(nth).cluster().put_guard(&batch)).expect("the store takes it");
+    mesh.put_entry(nth, (GuardKind::Ban, subject), Bytes::from(record.encoded()), None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc};
 
 use serde_json::{Value, json};
 use tidegate::{
-    connections::ClosedConnections,
+    connections::OrderOutcome,
     fault::Fault,
     link::{CloseOrder, ConnectionQuery, ConnectionSort, Selected},
     scratch::{ClockNumbers, Numbers},
@@ -159,7 +159,7 @@ fn cursor_of_a_page_leads_to_the_next() {
     assert_ne!(first["connections"][1]["id"], rest["connections"][0]["id"]);
 }
 
-fn kick(mesh: &Mesh, nth: usize) -> ClosedConnections {
+fn kick(mesh: &Mesh, nth: usize) -> OrderOutcome {
     let order = CloseOrder { selected: of_alice(), reason: "spam".into(), reconnect_after: None };
     mesh.run(mesh.node(nth).connections().close(&order, None))
 }
@@ -180,7 +180,7 @@ fn kick_reaches_all_nodes_without_the_routes() {
     let mut nodes: Vec<&str> = list.rows.iter().map(|(run, _)| run.node.as_str()).collect();
     nodes.sort_unstable();
     assert_eq!((nodes, list.total, list.silent.len()), (vec!["n1", "n2", "n3"], 3, 0));
-    assert_eq!(kick(&mesh, 2), ClosedConnections { count: 3, silent: Vec::new() });
+    assert_eq!(kick(&mesh, 2), OrderOutcome { count: 3, silent: Vec::new() });
     for device in &mut devices {
         assert_eq!(device.expect_close(), Code::Kicked);
     }

@@ -7,7 +7,7 @@ use tidegate::{
     cluster::PriorityHandler,
     fault::Fault,
     scratch::{ClockNumbers, Numbers},
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardPut},
+    store::GuardKind,
 };
 use tidegate_protocol::{codec::Wire, id::UserId};
 
@@ -84,10 +84,7 @@ fn priority_is_in_force_on_all_nodes_also_without_the_notification() {
         if is_cut {
             (0..9).for_each(|_| mesh.node(0).link.plan("send_best_effort", Fault::Fail));
         }
-        let key = GuardKey::new(GuardKind::Priority, "ann").unwrap();
-        let entry = GuardEntry::new(key, PriorityHandler::encode(class), None).unwrap();
-        let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).unwrap();
-        mesh.run(mesh.node(0).cluster().put_guard(&batch)).unwrap();
+        mesh.put_entry(0, (GuardKind::Priority, "ann"), PriorityHandler::encode(class), None);
         for nth in [0, 1] {
             let ann = UserId::new("ann").unwrap();
             eventually("class of the user", || {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tidegate::{
     bans::BanRecord,
     scratch::{ClockNumbers, Numbers},
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardPut},
+    store::GuardKind,
 };
 use tidegate_protocol::{Code, codec::Wire, pb};
 
@@ -72,11 +72,8 @@ fn suspension_is_in_force_on_all_nodes_and_ends_by_itself() {
     let mesh = Mesh::start(2, &numbers);
     let mut clients = [0, 1].map(|nth| mesh.login(nth, Wire::Tcp, "ann", &format!("d{nth}")));
     let put = |until_ms| {
-        let key = GuardKey::new(GuardKind::Suspend, "user:ann").expect("a key");
-        let entry = GuardEntry::new(key, Bytes::from(BanRecord::default().encoded()), Some(until_ms));
-        let put = GuardPut { entry: entry.expect("an entry"), expected: None };
-        let batch = GuardBatch::new(vec![put]).expect("a batch");
-        mesh.run(mesh.node(0).cluster().put_guard(&batch)).expect("the store takes it");
+        let value = Bytes::from(BanRecord::default().encoded());
+        mesh.put_entry(0, (GuardKind::Suspend, "user:ann"), value, Some(until_ms));
     };
     let (begun, mut n) = (Instant::now(), 0);
     put(mesh.node(0).cluster().guard.now_ms() + 3_000);

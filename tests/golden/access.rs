@@ -90,14 +90,14 @@ async fn fill(store: &PostgresStore) {
     store.unblock(&user("cid"), &eve).await.expect("its end");
 }
 
-/// Empty tables of the present version.
-struct Tables {
+/// Tables of the present version.
+pub(crate) struct Tables {
     store: PostgresStore,
     client: tokio_postgres::Client,
 }
 
 impl Tables {
-    async fn create(cluster: &Cluster) -> Self {
+    pub(crate) async fn open(cluster: &Cluster) -> Self {
         let url = cluster.setting("postgres.url=").to_owned();
         let (client, connection) = tokio_postgres::connect(&url, NoTls).await.expect("Postgres is up");
         tokio::spawn(connection);
@@ -105,20 +105,25 @@ impl Tables {
         Self { store: PostgresStore::open(&postgres).await.expect("the tables are migrated"), client }
     }
 
-    async fn rows(&self) -> Value {
+    pub(crate) fn store(&self) -> &PostgresStore {
+        &self.store
+    }
+
+    /// Returns the rows of tables, each with the order of its rows.
+    pub(crate) async fn rows(&self, tables: &[(&str, &str)]) -> Value {
         let mut all = serde_json::Map::new();
-        for (table, order) in TABLES {
+        for (table, order) in tables {
             let sql = format!("SELECT coalesce(json_agg(t ORDER BY {order}), '[]')::text FROM {table} t");
             let rows: String = self.client.query_one(&sql, &[]).await.expect("a table").get(0);
-            all.insert(table.to_owned(), serde_json::from_str(&rows).expect("JSON"));
+            all.insert((*table).to_owned(), serde_json::from_str(&rows).expect("JSON"));
         }
         all.into()
     }
 
-    /// Replaces all rows.
-    async fn load(&self, rows: &Value) {
-        for (table, _) in TABLES {
-            let rows = rows[table].to_string().replace('\'', "''");
+    /// Replaces all rows of the tables.
+    pub(crate) async fn load(&self, tables: &[(&str, &str)], rows: &Value) {
+        for (table, _) in tables {
+            let rows = rows[*table].to_string().replace('\'', "''");
             let sql = format!(
                 "DELETE FROM {table}; INSERT INTO {table} SELECT * FROM json_populate_recordset(NULL::{table}, '{rows}')"
             );
@@ -144,7 +149,7 @@ impl Tables {
     }
 }
 
-fn in_runtime<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn in_runtime<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Runtime::new().expect("a runtime").block_on(work)
 }
 
@@ -175,9 +180,9 @@ pub(crate) fn write(folder: &Folder) {
     link::write(folder, link::CallSet::Access);
     let cluster = Cluster::prepare(1, &[]);
     let rows = in_runtime(async {
-        let tables = Tables::create(&cluster).await;
+        let tables = Tables::open(&cluster).await;
         fill(&tables.store).await;
-        tables.rows().await
+        tables.rows(&TABLES).await
     });
     folder.write(ROWS, format!("{rows:#}\n").as_bytes());
     let data = fresh_data();
@@ -194,14 +199,14 @@ pub(crate) fn write(folder: &Folder) {
 fn revocations_and_blocks_of_every_version_are_read_and_written_in_postgres() {
     let cluster = Cluster::prepare(1, &[]);
     in_runtime(async {
-        let tables = Tables::create(&cluster).await;
+        let tables = Tables::open(&cluster).await;
         fill(&tables.store).await;
         tables.check().await;
-        let written = with_ranks(tables.rows().await);
+        let written = with_ranks(tables.rows(&TABLES).await);
         for folder in folders_with(ROWS) {
             let golden: Value = folder.json(ROWS);
             assert_eq!(lacks(&with_ranks(golden.clone()), &written), None, "{}", folder.version);
-            tables.load(&golden).await;
+            tables.load(&TABLES, &golden).await;
             tables.check().await;
         }
     });

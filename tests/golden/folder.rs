@@ -12,7 +12,7 @@ use std::{
 use aws_lc_rs::digest;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{access, convert::hex, frames, link, records, servers, sessions, store};
+use crate::{access, convert::hex, edits, frames, link, records, servers, sessions, store};
 
 /// The variable that, set to 1, has the tests write the folder of the present version before they read it; set to
 /// [`UNRELEASED`], that folder.
@@ -150,6 +150,7 @@ fn write_present() {
     store::write(&folder);
     servers::write(&folder);
     access::write(&folder);
+    edits::write(&folder);
     write_manifest(&folder);
 }
 
@@ -157,7 +158,9 @@ fn write_present() {
 fn write_unreleased() {
     let folder = Folder { path: root().join(UNRELEASED), version: UNRELEASED.to_owned() };
     fs::create_dir_all(&folder.path).expect("tests/golden can be written");
+    records::write(&folder);
     access::write(&folder);
+    edits::write(&folder);
     write_manifest(&folder);
 }
 

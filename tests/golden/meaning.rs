@@ -47,7 +47,7 @@ pub(crate) fn record(it: &Record) -> Value {
 }
 
 fn message(it: &Message) -> Value {
-    json!({
+    let mut means = json!({
         "conversation": it.conversation.as_str(),
         "sender": it.sender.as_str(),
         "device": it.device.as_str(),
@@ -59,7 +59,18 @@ fn message(it: &Message) -> Value {
         "chained": it.order.chained,
         "flags": it.flags,
         "bodyHash": hex(&it.body_hash),
-    })
+    });
+    // Records of the first versions have none.
+    if !it.mode.is_ordinary() {
+        let mode = it.mode;
+        means["mode"] = json!({
+            "transient": mode.is_transient,
+            "silent": mode.is_silent,
+            "operator": mode.is_operator,
+            "denied": mode.denied.map(|code| code.name()),
+        });
+    }
+    means
 }
 
 fn member(it: &MemberChange) -> Value {

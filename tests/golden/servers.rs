@@ -285,8 +285,8 @@ const ROWS: &str = "
 SELECT ('x' || substr(md5(string_agg(line, '|' ORDER BY line)), 1, 15))::bit(60)::bigint FROM (
     SELECT 'message ' || (to_jsonb(m) - 'edited_seq' - 'edited_time')::text AS line FROM messages m UNION ALL SELECT 'member ' || m::text FROM members m
     UNION ALL SELECT 'stay ' || s::text FROM stays s UNION ALL SELECT 'device ' || d::text FROM devices d
-    UNION ALL SELECT 'membership ' || m::text FROM memberships m UNION ALL SELECT 'mark ' || m::text FROM marks m
-    UNION ALL SELECT 'wish ' || w::text FROM wishes w UNION ALL SELECT 'key ' || k::text FROM keys k
+    UNION ALL SELECT 'membership ' || m::text FROM memberships m UNION ALL SELECT 'mark ' || (to_jsonb(m) - ARRAY['push', 'bound_seq', 'bound_messages', 'bound_own'])::text FROM marks m
+    UNION ALL SELECT 'wish ' || (to_jsonb(w) - 'push' - 'presence')::text FROM wishes w UNION ALL SELECT 'key ' || k::text FROM keys k
     UNION ALL SELECT 'floor ' || f::text FROM floors f
     UNION ALL SELECT 'head ' || (conversation, last_seq, messages, pruned_to, deleted_seq, settings, members)::text FROM heads
 ) AS rows";

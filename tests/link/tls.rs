@@ -1,11 +1,11 @@
 //! TLS of the link: the switch of a running cluster, changed files, and callers with certificates of other names.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, sync::Arc};
 
 use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
-use tidegate::link::{LinkError, LinkFiles, Settings, Tls, TlsMode};
+use tidegate::link::{LinkError, Settings, Tls, TlsMode};
 
-use super::{Authority, End, call, caller, knowing, listen, node, with};
+use super::{Authority, End, call, caller, fresh_folder, knowing, listen, node, opened, with, write};
 
 /// Calls a peer with these settings, from a node with the others.
 async fn reaches(there: Settings, here: Settings) -> Result<(), String> {
@@ -41,25 +41,13 @@ async fn nodes_switch_to_tls_one_after_the_other() {
     assert!(refused.contains("link.secret_file"), "a caller without TLS has to prove the secret: {refused}");
 }
 
-fn write(folder: &Path, authority: &Authority) {
-    let [certificate, key] = authority.pem("127.0.0.1");
-    for (name, text) in [("node.pem", certificate), ("node.key", key), ("ca.pem", authority.0.pem())] {
-        let new = folder.join("new");
-        fs::write(&new, text).unwrap();
-        fs::set_permissions(&new, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        fs::rename(new, folder.join(name)).unwrap();
-    }
-}
-
 #[tokio::test]
 async fn changed_files_count_for_new_connections_and_keep_old_ones() {
     let (former, next) = (Authority::new(), Authority::new());
-    let folder = std::env::temp_dir().join(format!("tidegate-link-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    write(&folder, &former);
-    let files = ["node.pem", "node.key", "ca.pem"].map(|name| folder.join(name));
-    let [certificate, key, authority] = files.clone();
-    let tls = Tls::open(LinkFiles { certificate, key, authority }).unwrap();
+    let folder = fresh_folder();
+    let write = |authority: &Authority| write(&folder, &authority.pem("127.0.0.1"), &authority.0.pem());
+    let files = write(&former);
+    let tls = Tls::open(files.clone()).unwrap();
     let (end, peer) = (Arc::new(End::default()), node("there", 1));
     let listener = listen(peer.clone(), &end, with(tls.clone()));
     let peers = [(peer.clone(), listener.address())];
@@ -67,7 +55,7 @@ async fn changed_files_count_for_new_connections_and_keep_old_ones() {
     assert_eq!(call(&before, &peer).await, Ok(()));
     let watched = before.certificates().unwrap();
     assert!(!watched.have_changed());
-    write(&folder, &next);
+    write(&next);
     assert!(watched.have_changed());
     watched.reload().unwrap();
     assert!(!watched.have_changed());
@@ -75,7 +63,7 @@ async fn changed_files_count_for_new_connections_and_keep_old_ones() {
     let of = |authority: &Authority| caller(with(authority.node("127.0.0.1", authority)), &peers);
     assert_eq!(call(&of(&next), &peer).await, Ok(()));
     assert!(call(&of(&former), &peer).await.is_err(), "the former authority");
-    fs::write(&files[0], "no certificate").unwrap();
+    fs::write(&files.certificate, "no certificate").unwrap();
     let broken = format!("{:#}", watched.reload().unwrap_err());
     assert!(broken.contains("link.tls_cert"), "{broken}");
     assert_eq!(call(&of(&next), &peer).await, Ok(()), "the former certificate stays in force");
@@ -95,8 +83,7 @@ async fn caller_with_the_certificate_of_a_client_is_refused() {
     let (ours, host) = (Authority::new(), "127.0.0.1");
     for (usages, is_node) in [(vec![], true), (vec![ClientAuth, ServerAuth], true), (vec![ClientAuth], false)]
     {
-        let [certificate, key] = ours.pem_for(host, &usages);
-        let tls = Tls::new(certificate.as_bytes(), key.as_bytes(), ours.0.pem().as_bytes()).unwrap();
+        let tls = opened(&ours.pem_for(host, &usages), &ours.0.pem()).unwrap();
         let reached = reaches(with(ours.node(host, &ours)), with(tls)).await;
         assert_eq!(reached.is_ok(), is_node, "{usages:?}: {reached:?}");
     }

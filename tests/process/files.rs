@@ -4,6 +4,7 @@ use std::{
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use rcgen::{CertificateParams, KeyPair};
@@ -23,7 +24,8 @@ impl WrongFiles {
         let (pair, other) = (KeyPair::generate().expect("a key"), KeyPair::generate().expect("a key"));
         let params = CertificateParams::new(vec!["n1".to_owned()]).expect("a name");
         let certificate = params.self_signed(&pair).expect("a certificate").pem();
-        let texts: [(&str, Vec<u8>, u32); 7] = [
+        let texts: [(&str, Vec<u8>, u32); 8] = [
+            ("blank", b" \n".to_vec(), 0o600),
             ("junk", b"neither PEM nor TOML nor JSON\n".to_vec(), 0o600),
             ("bytes", vec![0xff, 0xfe], 0o600),
             ("open", b"secret of everybody".to_vec(), 0o644),
@@ -37,6 +39,8 @@ impl WrongFiles {
             let mode = fs::Permissions::from_mode(mode);
             fs::set_permissions(place.join(name), mode).expect("the file is owned by the test");
         }
+        let made = Command::new("mkfifo").args(["-m", "600"]).arg(place.join("pipe")).status();
+        assert!(made.expect("mkfifo runs").success());
         Self(place)
     }
 
@@ -79,19 +83,22 @@ type Case<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)]);
 const MISSING: (&str, &str) = ("missing", "no such file; create it, or name another one");
 const DIRECTORY: (&str, &str) = ("directory", "it is a directory; name a file in it");
 const BELOW_A_FILE: (&str, &str) = ("junk/key", "its path leads through a file; name another one");
+const BLANK: (&str, &str) = ("blank", "it is empty, or no text; write the secret to it");
+const PIPE: (&str, &str) = ("pipe", "it is a pipe, which can be read only once; name a file");
 const OPEN: (&str, &str) = ("open", "`chmod 600` it");
 const NO_CERTIFICATE: (&str, &str) = ("junk", "no certificate in it; name a PEM file with one");
 const NO_KEY: (&str, &str) = ("junk", "no private key in it");
 
-const SECRET: &[(&str, &str)] = &[MISSING, DIRECTORY, BELOW_A_FILE, OPEN];
+const SECRET: &[(&str, &str)] = &[MISSING, DIRECTORY, BELOW_A_FILE, OPEN, BLANK, PIPE];
 const CERTIFICATE: &[(&str, &str)] = &[MISSING, DIRECTORY, BELOW_A_FILE, NO_CERTIFICATE];
 
 /// Placeholder for the directory of wrong files.
 const PLACE: &str = "PLACE";
 
 const CASES: &[Case<'_>] = &[
-    ("auth.key_file", &[], &[MISSING, DIRECTORY, BELOW_A_FILE, OPEN, ("junk", "is not 64 hex digits")]),
+    ("auth.key_file", &[], &[MISSING, DIRECTORY, BELOW_A_FILE, OPEN, PIPE, ("junk", "is not 64 hex digits")]),
     ("auth.jwks_ca_file", &["auth.jwks_url=https://127.0.0.1:1/keys"], CERTIFICATE),
+    ("limits.rules_file", &[], &[MISSING, DIRECTORY, BELOW_A_FILE, PIPE]),
     ("link.secret_file", &[], SECRET),
     (
         "link.tls_key",
@@ -158,6 +165,53 @@ fn x17_errors_of_configuration_files_name_flag_file_and_cure() {
     assert_fails(&["serve", "--config", &junk], &["/junk", "TOML parse error at line 1"]);
 }
 
+#[test]
+fn config_check_lists_every_file_that_can_not_be_used() {
+    let files = WrongFiles::create();
+    let wrong = [
+        ("tls.cert_files, tls.key_files", "other.pem", "name the key that belongs to the first certificate"),
+        ("admin.keys_file", "junk", "line 1: no entry of a key"),
+        ("auth.key_files", "missing", MISSING.1),
+        ("link.secret_file", "open", OPEN.1),
+        ("limits.rules_file", "directory", DIRECTORY.1),
+        ("webhooks.ca_file", "junk", NO_CERTIFICATE.1),
+    ];
+    let at = |name: &str| format!("\"{}\"", files.path(name));
+    let text = format!(
+        "[tls]\ncert_files = [{}]\nkey_files = [{}]\n[admin]\nkeys_file = {}\n[auth]\nkey_files = [{}, {}]\n[link]\nsecret_file = {}\n\
+         [limits]\nrules_file = {}\n[webhooks]\nca_file = {}\n",
+        at("certificate.pem"),
+        at("other.pem"),
+        at("junk"),
+        at("key"),
+        at("missing").replacen('"', "\"one=", 1),
+        at("open"),
+        at("directory"),
+        at("junk"),
+    );
+    let config = files.path("tidegate.toml");
+    fs::write(&config, text).expect("a file");
+    let (code, said) = run_command(&["config", "check", "--config", &config]);
+    assert_eq!(code, Some(1), "{said}");
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("can't be used: ")).collect();
+    assert_eq!(lines.len(), wrong.len(), "{said}");
+    for (setting, name, cure) in wrong {
+        let named = format!("{} can't be used: ", files.path(name));
+        let is_it = |line: &&str| {
+            line.trim_start().starts_with(setting) && line.contains(&named) && line.contains(cure)
+        };
+        assert_eq!(lines.iter().copied().filter(is_it).count(), 1, "{setting}: {said}");
+    }
+    let (code, said) =
+        run_command(&["config", "check", "--config", &config, "--set", "limits.in_flight_max=0"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("limits.in_flight_max") && said.contains("7 problem(s)"), "{said}");
+    // A drain of few clients fits.
+    let without = ["--without-files", "--set", "limits.conns_max=1000"];
+    let (code, said) = run_command(&[&["config", "check", "--config", &config], &without[..]].concat());
+    assert_eq!(code, Some(0), "{said}");
+}
+
 /// Asserts that `serve` on this data directory fails with a message that has these words.
 fn assert_unusable(data: &str, expected: &[&str]) {
     let words = ["serve", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"];
@@ -186,7 +240,14 @@ fn x17_errors_of_the_data_directory_name_setting_file_and_cure() {
     fs::remove_dir(at("token.key")).expect("the folder is empty");
     fs::write(at("token.key"), "junk").expect("a file");
     close(&at("token.key"));
-    assert_unusable(&data, &["node.data", &key, "is not 64 hex digits; remove it to get a new key"]);
+    assert_unusable(
+        &data,
+        &[
+            "node.data",
+            &key,
+            "is not 64 hex digits, as `openssl rand -hex 32` makes them; remove it to get a new key",
+        ],
+    );
     fs::remove_file(at("token.key")).expect("the file exists");
     // The draft of the address file, then the file itself.
     for name in ["node.tmp", "node.json"] {

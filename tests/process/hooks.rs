@@ -63,7 +63,8 @@ impl Drop for Hooked {
     }
 }
 
-fn secret_file(folder: &Path) -> PathBuf {
+/// Writes the secret that signs requests of hooks to a file of the folder.
+pub(super) fn secret_file(folder: &Path) -> PathBuf {
     use std::os::unix::fs::PermissionsExt as _;
     let file = folder.join("hooks.secret");
     fs::write(&file, format!("whsec_{}\n", STANDARD.encode(SECRET))).expect("a file");
@@ -125,6 +126,7 @@ fn login_hook_identifies_credentials_that_are_no_tokens() {
         (it.node.metric("hook_login_calls_total"), it.node.metric("hook_login_denials_total")),
         (3.0, 2.0)
     );
+    assert_eq!(it.node.metric("hook_login_cached_denials_total"), 1.0, "the second ticket of nobody");
 }
 
 #[test]
@@ -327,6 +329,7 @@ fn allow_hook_decides_on_joins_and_messages() {
     assert_eq!(ann.text("bob", "m1", "an answer starts nothing"), 3);
     assert_eq!(app.asked()[0].body, json!({"user": "ann", "action": "write", "target": "bob"}));
     assert_eq!(it.node.metric("hook_allow_denials_total"), 2.0);
+    assert_eq!(it.node.metric("hook_allow_cached_denials_total"), 1.0, "the second message to carl");
 }
 
 #[test]
@@ -450,10 +453,10 @@ fn receiver_of_the_page_answers_a_node() {
         ([127, 0, 0, 1], port).into(),
         &[
             "hooks.allow_fail=closed",
-            "hooks.allow_timeout_ms=3000",
+            "hooks.allow_timeout_ms=2000",
             &format!("hooks.before_url=http://127.0.0.1:{port}/before"),
             "hooks.before_fail=closed",
-            "hooks.before_timeout_ms=3000",
+            "hooks.before_timeout_ms=2000",
         ],
     );
     let mut ann = it.try_login("ticket-of-ann").expect("a ticket");

@@ -2,6 +2,8 @@
 
 #[path = "keys/stream.rs"]
 mod stream;
+#[path = "keys/table.rs"]
+mod table;
 
 use std::{
     fs::{self, Permissions},

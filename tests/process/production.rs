@@ -13,9 +13,13 @@ use crate::support::{Process, command, fresh_data};
 
 const KID: &str = "2026";
 
+fn page(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).expect("a page")
+}
+
 /// Returns the code blocks of the section, of this language.
 fn blocks(language: &str) -> Vec<String> {
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).expect("the README");
+    let readme = page("README.md");
     let (_, section) = readme.split_once("\n## In production\n").expect("the section");
     let section = section.split_once("\n## ").expect("a section after it").0;
     let fence = format!("```{language}\n");
@@ -154,6 +158,10 @@ fn section_in_production_gives_tls_tokens_keys_and_a_kick() {
     let mut bob = TlsClient::login(&folder, node.address(), &bob);
     let port = node.admin().port();
     let resolved = format!("--cacert ca.pem --resolve chat.example.org:{port}:127.0.0.1 -fsS");
+    let health = page("docs/tls.md");
+    let health = health.lines().find(|line| line.starts_with("curl ")).expect("a call over TLS");
+    let health = health.replacen("curl --cacert ca.pem", &format!("curl {resolved}"), 1);
+    run(&folder, &health.replace("n1.example.org:7801", &format!("chat.example.org:{port}")));
     let kick = typed("curl")
         .replacen("curl", &format!("curl {resolved}"), 1)
         .replace(":7801/", &format!(":{port}/"));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tidegate::fault::{Fault, Gate};
-use tidegate_protocol::{Code, codec::Wire};
+use tidegate_protocol::{Code, codec::Wire, pb};
 
 use super::{mesh, wait_for_held_call};
 use crate::support::{Client, ServerBody, ask, send, text_of};
@@ -101,4 +101,16 @@ fn sends_behind_a_lookup_keep_their_order_and_hold_up_no_other_connection() {
     gate.open();
     assert_eq!(eve.expect_error(ids[0]), Code::Forbidden);
     assert_eq!([ids[1], ids[2]].map(|id| eve.expect_ack(id).seq), [1, 2]);
+}
+
+#[test]
+fn login_that_asks_not_to_be_seen_is_refused_while_that_can_not_be_stored() {
+    let (mesh, _) = mesh();
+    let settings = |presence: &str| Some(pb::Settings { presence: presence.into(), ..Default::default() });
+    let login = |presence: &str| mesh.hello_with(0, Wire::Tcp, "eve", "phone", settings(presence));
+    (0..2).for_each(|_| mesh.node(0).store.plan("merge_settings", Fault::Fail));
+    assert_eq!(login("off").expect_error(1), Code::Overloaded, "others would see the user");
+    for presence in ["on", "off"] {
+        assert!(matches!(login(presence).reply(1), ServerBody::Welcome(_)), "{presence}");
+    }
 }

@@ -14,7 +14,7 @@ use tidegate::{
     cluster::{Cluster, GuardChange, GuardHandler},
     fault::Fault,
     guard::rules::{put_rule, remove_rule},
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardPut, GuardRow},
+    store::{GuardKey, GuardKind, GuardRow},
 };
 use tidegate_protocol::{Code, codec::Wire};
 
@@ -64,10 +64,7 @@ impl Received {
 }
 
 fn put(mesh: &Mesh, nth: usize, value: &str) -> GuardChange {
-    let key = GuardKey::new(GuardKind::Rule, "r").unwrap();
-    let entry = GuardEntry::new(key, Bytes::copy_from_slice(value.as_bytes()), None).unwrap();
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).unwrap();
-    mesh.run(mesh.node(nth).cluster().put_guard(&batch)).unwrap()
+    mesh.put_entry(nth, (GuardKind::Rule, "r"), Bytes::copy_from_slice(value.as_bytes()), None)
 }
 
 #[test]

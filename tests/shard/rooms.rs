@@ -3,17 +3,19 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate::{
+    link::RoomRemoval,
     live::Live,
     load::{GateSettings, LoadFigures, LoadWatch, PressureInputs},
-    mail::Mail,
+    mail::{ConnectionOrder, Mail},
     metrics,
     priorities::UserPriority,
     room_rules::{RoomRule, RoomRules},
 };
 use tidegate_protocol::{
     Time,
-    id::{ConversationId, UserId},
+    id::{ConversationId, RoomId, UserId},
 };
+use tokio::sync::oneshot;
 
 use crate::{
     connect, id, join, login,
@@ -309,32 +311,68 @@ fn members_of_low_priority_get_fewer_passes_under_overload_and_learn_what_they_m
     assert_eq!((messages.len(), shed.len()), (12, 0), "priority 2 gets all");
 }
 
+/// Sends large messages to the hall; 100 are more than the pipe and the outbox of a member take.
+fn flood(shards: &mut ManualShards<Memory>, client: &mut Client, prefix: &str, count: usize) {
+    let text = "x".repeat(20_000);
+    for n in 0..count {
+        client.say(ask::send(send("r:hall", &format!("{prefix}{n}"), &text)));
+        shards.turn(0);
+        client.listen(Duration::ZERO);
+    }
+}
+
+/// Returns all that waits for a client, in order.
+fn read_all(shards: &mut ManualShards<Memory>, client: &mut Client) -> Vec<ServerBody> {
+    let mut frames = Vec::new();
+    for _ in 0..400 {
+        client.listen(Duration::ZERO);
+        shards.turn(0);
+        frames.extend(client.inbox.drain(..).filter_map(|frame| frame.body));
+    }
+    frames
+}
+
+/// Removes a user from the hall; returns how many connections were in it.
+pub(crate) fn remove_from_hall(shards: &mut ManualShards<Memory>, user: &str) -> u64 {
+    let (reply, mut removed) = oneshot::channel();
+    let (room, user) = (RoomId::new("hall").expect("a good id"), UserId::new(user).expect("a good id"));
+    let removal = RoomRemoval { room, user, device: None, reason: "spam".to_owned() };
+    shards.post(0, Mail::Connections(ConnectionOrder::RemoveFromRoom(Arc::new(removal), reply)));
+    shards.turn(0);
+    removed.try_recv().expect("the shard has replied")
+}
+
+#[test]
+fn member_that_reads_slowly_gets_nothing_of_a_room_after_its_removal() {
+    let mut shards = with_rule(0, 0);
+    let [mut ann, mut viewer] = ["ann", "viewer"].map(|user| in_room(&mut shards, user));
+    join(&mut shards, 0, &mut viewer, "attic");
+    flood(&mut shards, &mut ann, "a", 100);
+    assert_eq!(remove_from_hall(&mut shards, "viewer"), 1);
+    shards.post(0, Mail::RoomFrames(vec![push(&id("r:attic"), 7, "goes on")]));
+    let frames = read_all(&mut shards, &mut viewer);
+    let is_notice = |frame: &ServerBody| matches!(frame, ServerBody::Notice(_));
+    let notice = frames.iter().position(is_notice).expect("the notice");
+    assert!(notice > 0, "something waited");
+    match &frames[notice + 1..] {
+        [ServerBody::Push(push)] => assert_eq!(push.conversation, "r:attic"),
+        after => panic!("{} frames follow: {:?}", after.len(), after.last()),
+    }
+    assert_eq!(remove_from_hall(&mut shards, "viewer"), 0);
+}
+
 #[test]
 fn member_that_reads_slowly_loses_messages_of_lower_priority_first() {
     let mut shards = with_rule(0, 0);
     let [mut ann, mut vip, mut viewer] = ["ann", "vip", "viewer"].map(|user| in_room(&mut shards, user));
-    let text = "x".repeat(20_000);
-    let fat = |msg_id: String| ask::send(send("r:hall", &msg_id, &text));
-    // More than the pipe and the outbox of the viewer take.
-    for n in 0..100 {
-        ann.say(fat(format!("a{n}")));
-        shards.turn(0);
-        ann.listen(Duration::ZERO);
-    }
-    for n in 0..5 {
-        vip.say(fat(format!("v{n}")));
-        shards.turn(0);
-    }
+    flood(&mut shards, &mut ann, "a", 100);
+    flood(&mut shards, &mut vip, "v", 5);
     let (mut received, mut shed) = (Vec::new(), 0);
-    for _ in 0..400 {
-        viewer.listen(Duration::ZERO);
-        shards.turn(0);
-        for frame in viewer.inbox.drain(..) {
-            match frame.body {
-                Some(ServerBody::Push(push)) => received.push(push.msg_id),
-                Some(ServerBody::Shed(it)) => shed += it.count,
-                _ => {}
-            }
+    for frame in read_all(&mut shards, &mut viewer) {
+        match frame {
+            ServerBody::Push(push) => received.push(push.msg_id),
+            ServerBody::Shed(it) => shed += it.count,
+            _ => {}
         }
     }
     assert_eq!(received.iter().filter(|it| it.starts_with('v')).count(), 5, "{received:?}");

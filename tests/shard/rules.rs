@@ -23,9 +23,11 @@ use tidegate_protocol::{
 };
 
 use crate::{
-    manual_shards::{KEY, ManualShards},
+    id as id_of,
+    manual_shards::{KEY, ManualShards, push},
     network::{Memory, answer_to},
     pipes::Received,
+    rooms::remove_from_hall,
     support::{Client, ClientBody, ServerBody, ask, code, eventually, hello, send},
 };
 
@@ -318,6 +320,27 @@ fn reads_changes_and_joins_wait_for_a_permit_of_the_cluster() {
             phone.inbox.clear();
         }
     }
+}
+
+#[test]
+fn join_that_waits_for_a_permit_is_refused_after_a_removal() {
+    let (mut shards, guard) = clustered("user", "[\"join\"]");
+    let mut phone = login(&mut shards, 0, "ann", "phone").expect("a login");
+    let id = phone.say(ask::join("hall"));
+    (0..3).for_each(|_| shards.turn(0));
+    assert_eq!(remove_from_hall(&mut shards, "ann"), 1);
+    assert_eq!(answer_to(&mut phone, id), None, "it still waits");
+    answer_ask(&mut shards, 0, &guard, "join", None);
+    (0..5).for_each(|_| shards.turn(0));
+    let answer = answer_to(&mut phone, id).expect("an answer");
+    assert_eq!(code_of(&answer), Some(Code::NotAMember), "{answer:?}");
+    shards.post(0, Mail::RoomFrames(vec![push(&id_of("r:hall"), 7, "not for ann")]));
+    shards.turn(0);
+    phone.listen(Duration::ZERO);
+    assert!(
+        phone.inbox.iter().all(|frame| !matches!(frame.body, Some(ServerBody::Push(_)))),
+        "it is not in it"
+    );
 }
 
 fn code_of(answer: &ServerBody) -> Option<Code> {

@@ -14,6 +14,7 @@ mod membership;
 mod messages;
 mod nodes;
 mod personal;
+mod presence;
 mod reading;
 mod recall;
 mod rooms;

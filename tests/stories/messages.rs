@@ -4,7 +4,7 @@ mod api;
 mod blocks;
 mod edits;
 mod ids;
-mod limits;
+pub(crate) mod limits;
 mod modes;
 mod privacy;
 mod rules;

@@ -29,6 +29,11 @@ fn user_settings(unread: &str, retention: &str, search: &str) -> pb::Settings {
     }
 }
 
+/// Returns settings as a node reports those of a user who did not opt out of presence.
+fn visible(settings: pb::Settings) -> pb::Settings {
+    pb::Settings { presence: "on".into(), ..settings }
+}
+
 #[test]
 fn user_settings_hold_for_all_devices_and_after_a_restart() {
     let mut node = TestNode::start(|_| {});
@@ -38,12 +43,12 @@ fn user_settings_hold_for_all_devices_and_after_a_restart() {
         ack_timeout_ms: 5_000,
         ack_tries: 3,
         heartbeat_ms: 30_000,
-        ..user_settings("all", "forever", "on")
+        ..visible(user_settings("all", "forever", "on"))
     };
     assert_eq!(welcome_settings, defaults);
     let asked = pb::Settings { ack_tries: 200, heartbeat_ms: 60_000, ..user_settings("direct", "7d", "") };
     let (_client, welcome_settings) = login(&node, Wire::Tcp, "ann", "phone", asked);
-    let granted = pb::Settings { heartbeat_ms: 60_000, ..user_settings("direct", "7d", "on") };
+    let granted = pb::Settings { heartbeat_ms: 60_000, ..visible(user_settings("direct", "7d", "on")) };
     let granted = pb::Settings { ack_timeout_ms: 5_000, ack_tries: 3, ..granted };
     assert_eq!(welcome_settings, granted, "within the bounds of the node");
     let (_client, welcome_settings) =

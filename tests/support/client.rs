@@ -203,6 +203,14 @@ impl Client {
         }
     }
 
+    /// Returns the next report of presence.
+    pub fn expect_presence(&mut self) -> pb::Presence {
+        match self.take("presence", |frame| matches!(frame.body, Some(ServerBody::Presence(_)))) {
+            pb::ServerFrame { id: 0, body: Some(ServerBody::Presence(presence)) } => presence,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Returns the next signal.
     pub fn expect_signal(&mut self) -> pb::Signal {
         match self.take("a signal", |frame| matches!(frame.body, Some(ServerBody::Signal(_)))).body {

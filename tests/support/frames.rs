@@ -109,6 +109,14 @@ pub mod ask {
         ClientBody::React(pb::React { room: room.into(), kind: kind.into() })
     }
 
+    pub fn watch(conversation: &str) -> ClientBody {
+        ClientBody::Watch(pb::Watch { conversation: conversation.into(), stop: false })
+    }
+
+    pub fn unwatch(conversation: &str) -> ClientBody {
+        ClientBody::Watch(pb::Watch { conversation: conversation.into(), stop: true })
+    }
+
     pub fn leave(room: &str) -> ClientBody {
         ClientBody::Leave(pb::Leave { room: room.into(), ..Default::default() })
     }

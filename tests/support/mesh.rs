@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use tidegate::{
     accept::{AcceptScreen, Acceptor, Stopper},
     auth::{self, Verifier},
@@ -21,7 +22,7 @@ use tidegate::{
     broker::{Broker, Parts, Peering, Settings, ShardSettings},
     budget::Admission,
     bus::{Bus, LocalBus, LocalBusConfig, NodeFeed, TopicId},
-    cluster::{Cluster, PeerSnapshot},
+    cluster::{Cluster, GuardChange, PeerSnapshot},
     config,
     connections::Connections,
     fault::{FaultPlan, Faulty},
@@ -40,13 +41,14 @@ use tidegate::{
     routes::{DevicePolicy, Leases, MemoryRoutes, NodeBoot, NodeInfo, Routes},
     scratch::{MemoryScratch, Numbers},
     shard::{Driver, DriverQueue},
-    store::{MemoryStore, Store},
+    store::{GuardEntry, GuardKey, GuardKind, GuardPut, MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code, Time,
     codec::Wire,
     id::{ConversationId, NodeId, UserId},
     machine::session::SubmitAnswer,
+    pb,
     record::{MemberAction, MemberChange},
 };
 use tokio::runtime::Runtime;
@@ -160,6 +162,20 @@ impl Mesh {
         })
     }
 
+    /// Stores an entry of the guard by a request to a node.
+    pub fn put_entry(
+        &self,
+        nth: usize,
+        key: (GuardKind, &str),
+        value: Bytes,
+        until_ms: Option<u64>,
+    ) -> GuardChange {
+        let key = GuardKey::new(key.0, key.1).expect("a key");
+        let entry = GuardEntry::new(key, value, until_ms).expect("an entry");
+        let put = GuardPut { entry, expected: None };
+        self.run(self.node(nth).cluster().put_guard(&put.into())).expect("the store takes it")
+    }
+
     /// Returns a running node, counted from 0.
     pub fn node(&self, nth: usize) -> &MeshNode {
         &self.nodes[nth]
@@ -210,8 +226,21 @@ impl Mesh {
 
     /// Opens a connection and sends Hello, without waiting for the reply.
     pub fn hello(&self, nth: usize, wire: Wire, user: &str, device: &str) -> Client {
+        self.hello_with(nth, wire, user, device, None)
+    }
+
+    /// Sends Hello as [`Self::hello`] does, with settings.
+    pub fn hello_with(
+        &self,
+        nth: usize,
+        wire: Wire,
+        user: &str,
+        device: &str,
+        settings: Option<pb::Settings>,
+    ) -> Client {
         let mut client = Client::connect(self.nodes[nth].address, wire);
-        client.say(ask::hello(hello(&auth::sign(KEY, user, None, Duration::from_secs(600)), device)));
+        let token = auth::sign(KEY, user, None, Duration::from_secs(600));
+        client.say(ask::hello(pb::Hello { settings, ..hello(&token, device) }));
         client
     }
 

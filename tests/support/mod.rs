@@ -21,6 +21,8 @@ mod screen;
 mod service_proxy;
 #[path = "services.rs"]
 pub mod services;
+#[path = "process/silent_receiver.rs"]
+mod silent_receiver;
 #[path = "process/sse.rs"]
 mod sse;
 #[path = "process/stats_follower.rs"]
@@ -49,6 +51,7 @@ pub use self::{
     process::{Begun, Process, command, fresh_data, in_shell},
     screen::Screen,
     service_proxy::ServiceProxy,
+    silent_receiver::SilentReceiver,
     sse::{SseBlock, SseStream},
     stats_follower::StatsFollower,
     terminal::terminal,

@@ -9,6 +9,7 @@ mod interrupt;
 mod port;
 mod run;
 mod rustc;
+mod rustdoc;
 mod server;
 mod services;
 mod shell;
@@ -156,7 +157,8 @@ enum Services {
 }
 
 fn main() -> ExitCode {
-    match rustc::run_if_named().and_then(|()| run(Flags::parse().command)) {
+    let as_a_compiler = rustc::run_if_named().and_then(|()| rustdoc::run_if_named());
+    match as_a_compiler.and_then(|()| run(Flags::parse().command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\nxtask: {error:#}");

@@ -4,13 +4,15 @@
 use std::{
     env,
     ffi::OsStr,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
+    thread,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 
 use crate::rustc;
 
@@ -221,12 +223,38 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<(String, String)> 
 pub(crate) fn stdout(command: &mut Command) -> anyhow::Result<String> {
     eprintln!("$ {}", words(command));
     let output = command.stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("starting {}", words(command)))?;
+    stdout_of(&output.with_context(|| format!("starting {}", words(command)))?, command)
+}
+
+/// Returns the stdout of a command that has ended; any failure is an error, and shows it.
+fn stdout_of(output: &Output, command: &Command) -> anyhow::Result<String> {
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
-        eprint!("{}", String::from_utf8_lossy(&output.stdout));
+        eprint!("{stdout}");
         bail!("{}: {}", output.status, words(command));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(stdout)
+}
+
+/// Runs a command to its end, shows its stderr, adds it to a file, and returns its stdout; any failure is an error.
+pub(crate) fn stdout_and_log(command: &mut Command, log: &Path) -> anyhow::Result<String> {
+    eprintln!("$ {}", words(command));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().with_context(|| format!("starting {}", words(command)))?;
+    let mut log = OpenOptions::new().append(true).create(true).open(log)?;
+    let stderr = child.stderr.take().context("stderr is piped")?;
+    let copy = thread::spawn(move || -> io::Result<()> {
+        for line in BufReader::new(stderr).split(b'\n') {
+            let mut line = line?;
+            line.push(b'\n');
+            log.write_all(&line)?;
+            io::stderr().write_all(&line)?;
+        }
+        Ok(())
+    });
+    let output = child.wait_with_output()?;
+    copy.join().map_err(|_| anyhow!("copying stderr panicked"))??;
+    stdout_of(&output, command)
 }
 
 /// Returns whether `program` is on the PATH.

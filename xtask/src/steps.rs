@@ -99,8 +99,8 @@ pub(crate) const STEPS: &[TestStep] = &[
     ),
     step(
         "build",
-        "programs, examples and tests, once, for all steps",
-        400,
+        "programs, examples and tests, once, for all steps; clippy compiles the tests",
+        480,
         Needs::Nothing,
         plain!(compile::all),
     ),
@@ -125,13 +125,19 @@ pub(crate) const STEPS: &[TestStep] = &[
         Needs::Nothing,
         counted!(web::build),
     ),
-    step("tests", "all tests, with real Kafka, Redis and Postgres", 480, Needs::Build, nextest::run),
-    gentle(step("clippy", "lints, warnings are errors", 300, Needs::Nothing, plain!(lint::clippy))),
+    step("tests", "all tests, with real Kafka, Redis and Postgres", 430, Needs::Build, nextest::run),
+    step(
+        "clippy",
+        "lints: warnings of the build are errors",
+        10,
+        Needs::Build,
+        plain!(compile::deny_warnings),
+    ),
     gentle(step(
         "rustdoc",
         "broken links and examples of the documentation",
         150,
-        Needs::Nothing,
+        Needs::Build,
         plain!(lint::rustdoc),
     )),
     gentle(step(
@@ -212,7 +218,13 @@ pub(crate) const STEPS: &[TestStep] = &[
         Needs::Build,
         counted!(security::short),
     ),
-    step("counts", "instructions against benches/counts.toml", 40, Needs::Build, counted!(counts::run)),
+    gentle(step(
+        "counts",
+        "instructions against benches/counts.toml",
+        40,
+        Needs::Build,
+        counted!(counts::run),
+    )),
     step(
         "rolling",
         "three nodes restart one after the other under 1,500 clients, one of them while something breaks",

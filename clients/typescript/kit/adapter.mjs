@@ -14,7 +14,7 @@ const command = createDriver({
   webSocket: typeof globalThis.WebSocket === 'function' ? undefined : openWebSocket,
   emit,
   transports: ['tcp-json', 'ws-json'],
-  can: ['random', 'store', 'files', 'online', 'ordered', 'sync', 'refresh', 'react'],
+  can: ['random', 'store', 'files', 'online', 'ordered', 'sync', 'refresh', 'react', 'edit', 'edits', 'flags', 'json', 'roomStats', 'watch'],
 });
 
 eachLine(process.stdin, (line) => command(JSON.parse(line)), () => process.exit(0));

@@ -16,7 +16,7 @@ await page.evaluate(async () => {
     makeStore: (name) => indexedDbStore(`kit:${name}`),
     emit: (event) => window.emitLine(JSON.stringify(event)),
     transports: ['ws-json'],
-    can: ['random', 'store', 'tabs', 'online', 'refresh', 'react'],
+    can: ['random', 'store', 'tabs', 'online', 'refresh', 'react', 'edit', 'edits', 'flags', 'json', 'roomStats', 'watch'],
   });
 });
 

@@ -8,8 +8,8 @@ const decode = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const contentOut = ({ data, ...rest }) => (data ? { ...rest, data: encode(data) } : rest);
 const contentIn = ({ data, ...rest }) => (data === undefined ? rest : { ...rest, data: decode(data) });
 
-/** Codes of the client itself that are no answer of the node; the promise ends, but the kit gets no event. */
-const isEnd = (error) => error.code === 0 || (error.code >= 3000 && error.code < 4000);
+/** Ends of a connection or of the client, which are no answers; the promise ends, but the kit gets no event. */
+const isEnd = ({ code, name }) => (code === 0 && name !== 'UNSUPPORTED') || (code >= 3000 && code < 4000);
 
 export function createDriver({ connect, makeStore, makeFile, webSocket, emit, transports, can }) {
   const clients = new Map();
@@ -62,13 +62,19 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
       const code = state === 'waiting' || state === 'closed' ? { code: close.code, name: close.name } : {};
       say('state', { state, ...live, ...code });
     });
-    client.on('message', ({ conversation, seq, sender, msgId, content }) =>
-      say('message', { conversation, seq, sender, msgId, content: contentOut(content) }),
+    client.on('message', ({ conversation, seq, sender, msgId, content, flags }) =>
+      say('message', { conversation, seq, sender, msgId, content: contentOut(content), ...(flags ? { flags } : {}) }),
     );
     client.on('change', ({ conversation, seq, change, users, role, settings }) =>
       say('change', { conversation, seq, change: `MEMBER_CHANGE_${change}`, users, ...(role ? { role } : {}), ...(settings ? { settings } : {}) }),
     );
     client.on('recall', ({ conversation, recalled }) => say('recalled', { conversation, seq: recalled }));
+    // A page leaves out the content of an edit that has a later one.
+    client.on('edit', ({ conversation, seq: edit, edited: seq, content }) =>
+      say('edited', { conversation, seq, edit, ...(Object.keys(content).length > 0 ? { content: contentOut(content) } : {}) }),
+    );
+    client.on('roomStats', (it) => say('roomStats', it));
+    client.on('presence', (it) => say('presence', it));
     client.on('synced', ({ unread }) => {
       for (const it of client.conversations()) {
         const { conversation, maxSeq, readSeq, unread: count } = it;
@@ -95,19 +101,22 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
   }
 
   const runs = {
-    async send(client, { to, content }, entry) {
-      const { conversation, msgId, seq, duplicate } = await client.send(to, contentIn(content));
+    async send(client, { to, content, flags }, entry) {
+      const { conversation, msgId, seq, duplicate } = await client.send(to, contentIn(content), flags ? { flags } : {});
       entry.names.add(msgId);
       return { event: 'sent', conversation, msgId, seq, duplicate };
     },
     read: (client, { conversation, seq }) => client.read(conversation, seq),
     recall: (client, { conversation, seq }) => client.recall(conversation, seq),
+    edit: (client, { conversation, seq, content }) => client.edit(conversation, seq, contentIn(content)),
     clear: (client, { conversation, seq }) => client.clear(conversation, seq),
     hide: (client, { conversation, seqs }) => client.hide(conversation, seqs),
     leave: (client, { conversation, room }) => client.leave(conversation ?? (room.startsWith('r:') ? room : `r:${room}`)),
     join: (client, { room }) => client.join(room),
     sync: (client) => client.sync(),
     react: (client, { room, kind }) => client.react(room, kind),
+    watch: (client, { conversation }) => client.watch(conversation),
+    unwatch: (client, { conversation }) => client.unwatch(conversation),
     signal: (client, { to, kind, content }) => client.signal(to, kind, content && contentIn(content)),
     async pull(client, { conversation, cursor, direction, limit, seqs, time }) {
       return { page: await client.pull(conversation, JSON.parse(JSON.stringify({ cursor, direction, limit, seqs, time }))) };
@@ -148,20 +157,35 @@ export function createDriver({ connect, makeStore, makeFile, webSocket, emit, tr
   };
 }
 
+/**
+ * Returns what one client has of a store, until the next client opens it: a crashed one writes nothing any more, and its calls
+ * never end. Its late messages would come between those of the next client, which does not know them.
+ */
+export function lease(store) {
+  const mine = (store.clients = (store.clients ?? 0) + 1);
+  const call = (name) => (value) => (store.clients === mine ? store[name](value, () => store.clients === mine) : new Promise(() => {}));
+  return { load: call('load'), put: call('put'), remove: call('remove'), savePositions: call('savePositions') };
+}
+
 /** Returns an outbox in memory that outlives its client, as a file would. */
 export function memoryStores() {
   const all = new Map();
   return (name) => {
-    let it = all.get(name);
-    if (!it) all.set(name, (it = { items: new Map(), positions: undefined }));
-    return {
-      load: async () => ({ items: structuredClone([...it.items.values()]), positions: structuredClone(it.positions), tail: it.tail }),
-      put: async (item) => {
-        it.items.set(item.msgId, structuredClone(item));
-        it.tail = item.tail ?? it.tail;
-      },
-      remove: async (msgId) => void it.items.delete(msgId),
-      savePositions: async (changed) => void (it.positions = { ...it.positions, ...changed }),
-    };
+    let store = all.get(name);
+    if (!store) all.set(name, (store = memoryStore()));
+    return lease(store);
+  };
+}
+
+function memoryStore() {
+  const it = { items: new Map(), positions: undefined, tail: undefined };
+  return {
+    load: async () => ({ items: structuredClone([...it.items.values()]), positions: structuredClone(it.positions), tail: it.tail }),
+    put: async (item) => {
+      it.items.set(item.msgId, structuredClone(item));
+      it.tail = item.tail ?? it.tail;
+    },
+    remove: async (msgId) => void it.items.delete(msgId),
+    savePositions: async (changed) => void (it.positions = { ...it.positions, ...changed }),
   };
 }

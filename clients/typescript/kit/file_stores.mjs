@@ -2,6 +2,7 @@
 import { closeSync, existsSync, fdatasync, fsyncSync, mkdirSync, openSync, readFileSync, renameSync, writeSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { lease } from './driver.mjs';
 
 const syncData = promisify(fdatasync);
 /**
@@ -52,9 +53,9 @@ function openStore(path) {
       write({ put: structuredClone(item) });
       await synced();
     },
-    async remove(msgId) {
+    async remove(msgId, isCurrent) {
       await new Promise((resolve) => setTimeout(resolve, REMOVE_MS));
-      write({ remove: msgId });
+      if (isCurrent()) write({ remove: msgId });
     },
     // Written at once, but not synced: after a power failure entries are reported again.
     savePositions: async (positions) => write({ positions }),
@@ -75,6 +76,6 @@ export function fileStores() {
       fsyncSync(folder);
       closeSync(folder);
     }
-    return store;
+    return lease(store);
   };
 }

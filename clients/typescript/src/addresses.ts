@@ -12,9 +12,10 @@ export class Addresses {
   /** Addresses that failed since one worked. */
   #failed = new Set<string>();
 
-  /** Creates an empty list; `assign` is the service that names further addresses, if there is one. */
-  constructor(assign = '') {
+  /** Creates a list; `assign` is the service that names further addresses, if there is one. */
+  constructor(assign = '', list: readonly string[] = []) {
     this.#secure = isSecure(assign);
+    this.set(list);
   }
 
   /** Replaces the list, best first. */

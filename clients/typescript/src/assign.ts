@@ -10,6 +10,15 @@ export interface Assigned {
   close?: WireClose;
 }
 
+/** Body of an answer: addresses, or an error. */
+interface Answer {
+  addresses?: { address: string }[];
+  ttlMs?: number;
+  code?: number;
+  name?: string;
+  message?: string;
+}
+
 /**
  * Asks any node for the addresses of nodes, best first (docs/http.md). The address of the service itself comes last, so
  * the answer is never empty: that node says by itself when to try again.
@@ -21,28 +30,17 @@ export async function askAssign(
   zone?: string,
   credentials: Options['credentials'] = 'same-origin',
 ): Promise<Assigned> {
-  const url = new URL('/v1/assign', base);
-  url.searchParams.set('transport', transport);
+  const url = new URL(`/v1/assign?transport=${transport}`, base);
   if (zone) url.searchParams.set('zone', zone);
   const isSecure = url.protocol === 'https:';
-  const scheme = transport === 'ws' ? (isSecure ? 'wss' : 'ws') : isSecure ? 'tls' : 'tcp';
+  const scheme = isSecure ? { ws: 'wss', tcp: 'tls' }[transport] : transport;
   const own = `${scheme}://${url.hostname}:${url.port || (isSecure ? 443 : 80)}`;
   try {
     const headers = { authorization: `Bearer ${token}` };
     const response = await fetch(url, { headers, credentials, signal: AbortSignal.timeout(TIMEOUT_MS) });
-    const body = (await response.json()) as {
-      addresses?: { address: string }[];
-      ttlMs?: number;
-      code?: number;
-      name?: string;
-      message?: string;
-    };
-    if (response.status === 401) {
-      const { code = 0, name = '', message = '' } = body;
-      return { addresses: [], ttlMs: 0, close: { code, name, reason: message, reconnect: 'RECONNECT_NEVER' } };
-    }
-    const addresses = (body.addresses ?? []).map((it) => it.address);
-    return { addresses: [...addresses.filter((it) => it !== own), own], ttlMs: body.ttlMs ?? 0 };
+    const { addresses = [], ttlMs = 0, message: reason = '', ...error } = (await response.json()) as Answer;
+    if (response.status === 401) return { addresses: [], ttlMs, close: { ...error, reason, reconnect: 'RECONNECT_NEVER' } };
+    return { addresses: [...addresses.map((it) => it.address).filter((it) => it !== own), own], ttlMs };
   } catch {
     return { addresses: [own], ttlMs: 0 };
   }

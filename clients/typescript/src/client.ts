@@ -3,9 +3,11 @@ import { claimsOf, Engine, randomId, tokenFor, type Core, type Transport } from 
 import { local, TidegateError, typed } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './feed.js';
+import { kept } from './maps.js';
 import { indexedDbStore } from './stores.js';
 import type { Lent } from './tabs.js';
 import type {
+  Changed,
   Content,
   Conversation,
   EventName,
@@ -30,7 +32,7 @@ function target(to: To): Target {
   const it: Target =
     typeof to === 'string' ? (to.includes(':') ? { conversation: to } : { toUser: to }) : 'user' in to ? { toUser: to.user } : to;
   if (it.toUser !== undefined ? !ID.test(it.toUser) : !KEY.test(it.conversation ?? '')) {
-    throw local('BAD_REQUEST', 'This is neither a user id nor a conversation key');
+    throw local('BAD_REQUEST', 'Not a user id or conversation key');
   }
   return it;
 }
@@ -43,29 +45,25 @@ export class Client {
   #handlers = new Map<EventName, Set<(value: never) => void>>();
   #state: State = { name: 'connecting' };
   #conversations = new Map<string, Conversation>();
+  /** Users that are online in each watched conversation; `undefined` when that is no longer known. */
+  #presence = new Map<string, string[] | undefined>();
   #user: string | undefined;
-  #isOver = false;
-  #unlisten: () => void = () => {};
-  #end!: () => void;
-  /** Resolves when the application ends the client. */
-  #over = new Promise<void>((resolve) => (this.#end = resolve));
+  /** Aborted when the application ends the client. */
+  #life = new AbortController();
+  #over = new Promise<void>((resolve) => this.#life.signal.addEventListener('abort', () => resolve()));
 
   /** Connects; applications call `connect` instead. */
   constructor(options: Options, transport: Transport) {
     this.#user = options.user;
     const base = options.device ?? defaultDevice();
-    if (!ID.test(base)) throw local('BAD_REQUEST', 'This is no device name');
+    if (!ID.test(base)) throw local('BAD_REQUEST', 'Not a device name');
     this.#core = this.#start(options, base, transport).catch((reason: unknown) => {
       const error = typed(reason, 'UNSUPPORTED');
       this.#deliver({ name: 'state', value: { name: 'closed', error } });
       throw error;
     });
     this.#core.catch(() => {});
-    if (typeof window !== 'undefined') {
-      const online = () => this.#state.name === 'waiting' && this.online();
-      window.addEventListener('online', online);
-      this.#unlisten = () => window.removeEventListener('online', online);
-    }
+    globalThis.window?.addEventListener('online', () => this.#state.name === 'waiting' && this.online(), { signal: this.#life.signal });
   }
 
   async #start(options: Options, base: string, transport: Transport): Promise<Core> {
@@ -80,9 +78,9 @@ export class Client {
     const deliver = (event: Emitted) => this.#deliver(event);
     const lent: Lent = {
       engine: (to, inherited) => new Engine({ ...options, device, store, user }, transport, to, inherited),
-      plain: (error) => typed(error, 'BAD_REQUEST').toJSON(),
-      revive: (error) => new TidegateError(error),
-      closed: () => local('CLOSED'),
+      TidegateError,
+      local,
+      typed,
     };
     return isShared ? new tabs!.SharedCore(name, lent, deliver) : lent.engine(deliver, undefined);
   }
@@ -101,6 +99,10 @@ export class Client {
     }
   }
 
+  get #isOver(): boolean {
+    return this.#life.signal.aborted;
+  }
+
   /** The connection at the moment. */
   get state(): State {
     return this.#state;
@@ -114,21 +116,20 @@ export class Client {
   /** Resolves when the client is live, rejects when it is closed. */
   live(): Promise<void> {
     return new Promise((resolve, reject) => {
-      const check = (state: State): boolean => {
-        if (state.name === 'live') resolve();
-        else if (state.name === 'closed') reject(state.error ?? local('CLOSED'));
-        else return false;
-        return true;
+      const check = ({ name, error }: State): void => {
+        if (name === 'live') resolve();
+        else if (name === 'closed') reject(error ?? local('CLOSED'));
+        else return;
+        off();
       };
-      if (check(this.#state)) return;
-      const off = this.on('state', (state) => check(state) && off());
+      const off = this.on('state', check);
+      check(this.#state);
     });
   }
 
   /** Calls `handler` with each event of this name; returns the function that ends this. */
   on<N extends EventName>(name: N, handler: (value: Events[N]) => void): () => void {
-    let all = this.#handlers.get(name);
-    if (!all) this.#handlers.set(name, (all = new Set()));
+    const all = kept<EventName, Set<(value: never) => void>>(this.#handlers, name, () => new Set());
     all.add(handler);
     return () => void all.delete(handler);
   }
@@ -139,6 +140,7 @@ export class Client {
       this.#user ??= event.value.user;
     }
     if (event.name === 'conversation') this.#conversations.set(event.value.conversation, event.value);
+    if (event.name === 'presence') this.#presence.set(event.value.conversation, event.value.online);
     for (const handler of this.#handlers.get(event.name) ?? []) {
       try {
         handler(event.value as never);
@@ -167,7 +169,7 @@ export class Client {
    */
   async send(to: To, content: string | Content, options: SendOptions = {}): Promise<Sent> {
     const it = target(to);
-    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'This is no message id');
+    if (options.msgId !== undefined && !ID.test(options.msgId)) throw local('BAD_REQUEST', 'Not a message id');
     return this.#call('send', it, contentOf(content), options);
   }
 
@@ -202,8 +204,13 @@ export class Client {
   }
 
   /** Takes a message back for all users. */
-  recall(conversation: string, seq: number): Promise<{ seq: number; duplicate: boolean }> {
+  recall(conversation: string, seq: number): Promise<Changed> {
     return this.#call('recall', conversation, seq);
+  }
+
+  /** Replaces the content of a message for all users, with the event `edit` on every device, this one included. */
+  edit(conversation: string, seq: number, content: string | Content): Promise<Changed> {
+    return this.#call('edit', conversation, seq, contentOf(content), randomId());
   }
 
   /** Removes everything up to `seq` for this user. */
@@ -224,6 +231,21 @@ export class Client {
   /** Leaves a live room (`r:…`), or ends the user's membership of a group (`g:…`). */
   leave(conversation: string): Promise<void> {
     return this.#call('leave', conversation);
+  }
+
+  /** Asks who of a conversation is online, also after each reconnect; resolves when the node reports it by the event `presence`. */
+  watch(conversation: string): Promise<void> {
+    return this.#call('watch', conversation);
+  }
+
+  /** Ends the reports that `watch` has asked for. */
+  unwatch(conversation: string): Promise<void> {
+    return this.#call('unwatch', conversation);
+  }
+
+  /** Users of a watched conversation that are online, sorted; `undefined` while that is unknown. */
+  presence(conversation: string): string[] | undefined {
+    return this.#presence.get(conversation);
   }
 
   /** Sends a volatile event such as `typing`; rejects when the client is not live. */
@@ -249,17 +271,13 @@ export class Client {
   /** Says bye and ends. Unanswered sends reject; those of a persistent outbox are repeated by the next client. */
   async close(): Promise<void> {
     if (this.#isOver) return;
-    this.#isOver = true;
-    this.#unlisten();
-    this.#end();
+    this.#life.abort();
     await this.#core.then((core) => core.close(), () => {});
   }
 
   /** Ends without a trace, as if the process was killed. For tests. */
   drop(): void {
-    this.#isOver = true;
-    this.#unlisten();
-    this.#end();
+    this.#life.abort();
     this.#handlers.clear();
     this.#core.then((core) => core.drop(), () => {});
   }

@@ -1,36 +1,34 @@
-import { entry } from './entries.js';
+import { entry, fromWireContent } from './entries.js';
+import { kept } from './maps.js';
 import type { Conversation } from './types.js';
 import type { WirePush, WireState } from './wire.js';
+
+/** Most recalls and edits of a conversation that wait for its last entry; older ones are left out. */
+const CHANGES_MAX = 100;
 
 /** What is known of the user's conversations: the states of the last sync, kept current by pushes and marks. */
 export class Conversations {
   #all = new Map<string, Conversation>();
   /** Seqs of other users' messages that came after the last state and are not read. */
   #fresh = new Map<string, number[]>();
+  /** Recalls and edits that came while the last entry was unknown: the next state may be older than they are. */
+  #changes = new Map<string, WirePush[]>();
 
   get(conversation: string): Conversation {
-    let it = this.#all.get(conversation);
-    if (!it) {
-      it = { conversation, maxSeq: 0, minSeq: 1, readSeq: 0, unread: 0, clearedSeq: 0, hidden: [] };
-      this.#all.set(conversation, it);
-    }
-    return it;
+    return kept(this.#all, conversation, () => ({ conversation, maxSeq: 0, minSeq: 1, readSeq: 0, unread: 0, clearedSeq: 0, hidden: [] }));
   }
 
-  /** Takes a state of a sync; returns what is newly cleared and hidden. */
-  state(state: WireState): { cleared: number | undefined; hidden: number[] } {
-    const it = this.get(state.conversation);
-    const cleared = (state.clearedSeq ?? 0) > it.clearedSeq ? state.clearedSeq : undefined;
-    const hidden = (state.hidden ?? []).filter((seq) => !it.hidden.includes(seq));
-    it.maxSeq = Math.max(it.maxSeq, state.maxSeq ?? 0);
-    it.minSeq = state.minSeq ?? 0;
-    it.readSeq = Math.max(it.readSeq, state.readSeq ?? 0);
-    it.unread = state.unread ?? 0;
-    it.clearedSeq = state.clearedSeq ?? 0;
-    it.hidden = state.hidden ?? [];
-    if (state.last) it.last = entry(state.last);
-    this.#fresh.delete(state.conversation);
-    return { cleared, hidden };
+  /** Takes a state of a sync; returns what is newly cleared (0: nothing) and hidden. */
+  state(state: WireState): { cleared: number; hidden: number[] } {
+    const { conversation, minSeq = 0, maxSeq = 0, clearedSeq = 0, hidden = [], readSeq = 0, unread = 0, last } = state;
+    const it = this.get(conversation);
+    const news = { cleared: clearedSeq > it.clearedSeq ? clearedSeq : 0, hidden: hidden.filter((seq) => !it.hidden.includes(seq)) };
+    // What was pushed meanwhile is newer than this state, and may have changed the last entry.
+    if (last && !(it.last && maxSeq < it.maxSeq)) it.last = entry(last);
+    Object.assign(it, { minSeq, maxSeq: Math.max(it.maxSeq, maxSeq), clearedSeq, hidden, readSeq: Math.max(it.readSeq, readSeq), unread });
+    this.#fresh.delete(conversation);
+    for (const push of this.#changes.get(conversation)?.splice(0) ?? []) this.push(push, false);
+    return news;
   }
 
   /** Takes an entry that was handed over; `others` says that it is a message of another user. */
@@ -39,21 +37,24 @@ export class Conversations {
     const seq = push.seq ?? 0;
     const isNew = seq > it.maxSeq;
     if (isNew) it.maxSeq = seq;
-    const known = entry(push);
-    if (known.kind === 'recall') {
-      if (it.last?.kind === 'message' && it.last.seq === known.recalled) {
-        it.last = { kind: 'recalled', conversation: push.conversation, seq: known.recalled };
-      }
-    } else if (!push.edit && !(seq <= it.last?.seq!)) {
-      // An edit is never the last entry, as in a state.
-      it.last = known;
+    const { last } = it;
+    const { conversation, recall, edit } = push;
+    const changed = recall ?? edit;
+    // As in a state, a recall or an edit is never the last entry, but changes it.
+    if (!changed) {
+      if (!(seq <= last?.seq!)) it.last = entry(push);
+    } else if (last?.kind === 'message' && last.seq === changed.seq) {
+      if (recall) it.last = { kind: 'recalled', conversation, seq: last.seq };
+      // Without content a later edit follows.
+      else if (edit!.content && !(last.edit! > seq)) it.last = { ...last, content: fromWireContent(edit!.content), edit: seq };
+    } else if (!last) {
+      const changes = kept(this.#changes, conversation, () => []);
+      if (changes.push(push) > CHANGES_MAX) changes.shift();
     }
     // The count of the last state covers everything up to its highest seq.
     if (isNew && others && seq > it.readSeq) {
       it.unread++;
-      const fresh = this.#fresh.get(push.conversation);
-      if (fresh) fresh.push(seq);
-      else this.#fresh.set(push.conversation, [seq]);
+      kept(this.#fresh, conversation, () => []).push(seq);
     }
   }
 
@@ -72,17 +73,13 @@ export class Conversations {
     return below > 0;
   }
 
-  cleared(conversation: string, seq: number): void {
+  /** The user has cleared up to `seq` (0: nothing), and hidden `seqs`. */
+  remove(conversation: string, seq: number, seqs: readonly number[]): void {
     const it = this.get(conversation);
     it.clearedSeq = Math.max(it.clearedSeq, seq);
-    it.minSeq = Math.max(it.minSeq, seq + 1);
-    it.hidden = it.hidden.filter((at) => at > seq);
-    if (it.last && it.last.seq <= seq) delete it.last;
-  }
-
-  hidden(conversation: string, seqs: readonly number[]): void {
-    const it = this.get(conversation);
-    it.hidden = [...new Set([...it.hidden, ...seqs])].sort((a, b) => a - b);
-    if (it.last && seqs.includes(it.last.seq)) delete it.last;
+    it.minSeq = Math.max(it.minSeq, seq && seq + 1);
+    it.hidden = [...new Set([...it.hidden, ...seqs])].filter((at) => at > seq).sort((a, b) => a - b);
+    const last = it.last?.seq!;
+    if (last <= seq || seqs.includes(last)) delete it.last;
   }
 }

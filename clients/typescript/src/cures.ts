@@ -66,11 +66,13 @@ export const CURES: Readonly<Record<string, string>> = {
   BAD_SETTING: 'Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users).',
   AUDIT_UNAVAILABLE: 'Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node.',
   LEFT_OUT: 'Nothing to do; send later what is still of interest, under a new msgId. Operators: `rooms.rate`, and `PUT /v1/users/{user}/prio` for senders that matter.',
+  TOO_MANY_WATCHES: 'End a watch first: one connection has at most 32, and one user `limits.watches_per_user` on a node.',
   TOO_MANY_REVOCATIONS: 'Revoke all tokens of the user with `before`, which replaces older revocations; set `auth.max_lifetime_s`, so that they end.',
   HOOK_UNAVAILABLE: 'Try again after the given time; operators: check the server of the hook, and the log of the node.',
   TOO_MANY_BLOCKS: 'Remove entries: at most 10,000 users can be blocked.',
   TOO_MANY_BANS: 'Lift some, or ban wider networks.',
   SUSPENDED: 'Send again with the same id after the given time; operators: `GET /v1/suspensions` says why, DELETE lifts it.',
+  ROOM_CLOSED: 'Join again only if the user asks; operators: `GET /v1/rooms/{room}` says why, PATCH with `closed` = false opens it.',
 };
 
 // Importing this module gives every error its cure. It is apart, because not every page needs the sentences.

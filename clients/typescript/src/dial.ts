@@ -21,7 +21,7 @@ export function dialWebSocket(make?: (url: string, protocols: string[]) => WebSo
   return (address, handlers) => {
     const protocols = ['tidegate.v1.json'];
     const socket: WebSocketLike = make ? make(address, protocols) : new WebSocket(address, protocols);
-    socket.onopen = () => handlers.opened();
+    socket.onopen = handlers.opened;
     socket.onmessage = ({ data }: { data: string }) => handlers.text(data);
     const detach = () => {
       socket.onopen = socket.onmessage = socket.onclose = socket.onerror = null;

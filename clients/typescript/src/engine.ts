@@ -91,8 +91,7 @@ export class Engine implements Core {
     this.#store = options.store;
     this.#transport = transport;
     this.#deliver = deliver;
-    this.#addresses = new Addresses(options.assign);
-    this.#addresses.set(options.addresses ?? []);
+    this.#addresses = new Addresses(options.assign, options.addresses);
     this.session = this.#start(inherited);
   }
 
@@ -121,7 +120,7 @@ export class Engine implements Core {
         },
         renew: (conn) => {
           const give = (token: string, error?: TidegateError) =>
-            this.#isOver || this.run((now) => session.renewed(now, conn, token, claimsOf(token), error));
+            this.#isOver || this.run(() => session.renewed(conn, token, claimsOf(token), error));
           tokenFor(this.#options).then(give, (error: unknown) => give('', typed(error, 'NO_TOKEN')));
         },
         newId: randomId,
@@ -135,16 +134,18 @@ export class Engine implements Core {
     for (const item of [...(stored?.items ?? []), ...(inherited?.items ?? [])]) session.outbox.restore(item);
     session.outbox.continueAt(inherited?.tail ?? stored?.tail);
     this.#session = session;
-    if (!this.#isOver) this.run((now) => session.online(now));
+    if (!this.#isOver) this.run(() => session.online());
     return session;
   }
 
   /** Calls the session, then hands over its events and sleeps until its next timer. */
-  run<T>(what: (now: number, session: Session) => T): T {
+  run<T>(what: (session: Session) => T): T {
+    const session = this.#session!;
+    session.timers.now = Date.now();
     try {
-      return what(Date.now(), this.#session!);
+      return what(session);
     } finally {
-      this.#settle(this.#session!);
+      this.#settle(session);
     }
   }
 
@@ -158,15 +159,14 @@ export class Engine implements Core {
     }
     if (this.#isReadable) this.#saving ??= this.#save().finally(() => (this.#saving = undefined));
     clearTimeout(this.#timer);
-    const due = session.timers.due();
-    if (due !== undefined && !this.#isOver) {
-      const wait = Math.min(Math.max(due - Date.now(), 0), SLEEP_MAX_MS);
-      this.#timer = setTimeout(() => this.#guarded((now) => session.tick(now)), wait);
+    const wait = session.timers.due() - Date.now();
+    if (wait < Infinity && !this.#isOver) {
+      this.#timer = setTimeout(() => this.#guarded(() => session.timers.run()), Math.min(wait, SLEEP_MAX_MS));
     }
   }
 
   /** Calls the session with what comes from a node; gives up the connections `conns` if that is malformed. */
-  #guarded(what: (now: number, session: Session) => void, conns = [...this.#conns.keys()]): void {
+  #guarded(what: (session: Session) => void, conns = [...this.#conns.keys()]): void {
     try {
       this.run(what);
     } catch {
@@ -184,7 +184,7 @@ export class Engine implements Core {
     const store = this.#store;
     if (!store) return;
     await store.put(item).catch(() => {});
-    this.run((now, session) => session.outbox.release(item.msgId, now));
+    this.run((session) => session.outbox.release(item.msgId));
   }
 
   get persistent(): boolean {
@@ -193,7 +193,7 @@ export class Engine implements Core {
 
   async close(): Promise<void> {
     await this.session;
-    await new Promise<void>((done) => this.run((now, session) => session.close(now, done)));
+    await new Promise<void>((done) => this.run((session) => session.close(done)));
     // The event of the end is queued after `done` was called.
     this.run(() => {});
     await this.#saving;
@@ -203,7 +203,7 @@ export class Engine implements Core {
   drop(): void {
     this.#isOver = true;
     clearTimeout(this.#timer);
-    for (const conn of [...this.#conns.keys()]) this.#end(conn);
+    for (const conn of this.#conns.keys()) this.#end(conn);
   }
 
   /** Stores what has changed, one transaction at a time. */
@@ -229,7 +229,7 @@ export class Engine implements Core {
       const token = await tokenFor(this.#options);
       failure = 'UNREACHABLE';
       if (!this.#conns.has(conn)) return;
-      if (!this.run((now, session) => session.authorized(now, conn, token, claimsOf(token)))) return;
+      if (!this.run((session) => session.authorized(conn, token, claimsOf(token)))) return;
       const address = this.#addresses.alternate(alternates) ?? (await this.#address(conn, token));
       if (!this.#conns.has(conn)) return;
       const dial = address && this.#transport.dial(address, this.#options);
@@ -239,9 +239,11 @@ export class Engine implements Core {
       entry.socket = dial(address, {
         opened: () => {
           isOpen = true;
-          this.run((now, session) => session.opened(now, conn));
+          this.run((session) => session.opened(conn));
         },
-        text: (text) => this.#text(conn, text),
+        text: (text) => {
+          if (text) this.#guarded((session) => session.frame(conn, JSON.parse(text) as ServerFrame), [conn]);
+        },
         closed: (cause) => this.#lost(conn, isOpen ? undefined : local(failure, `${address}: ${cause || 'no connection'}`)),
       });
     } catch (error) {
@@ -249,14 +251,9 @@ export class Engine implements Core {
     }
   }
 
-  #text(conn: number, text: string): void {
-    if (text === '') return;
-    this.#guarded((now, session) => session.frame(now, conn, JSON.parse(text) as ServerFrame), [conn]);
-  }
-
   #lost(conn: number, error?: TidegateError): void {
     if (!this.#conns.has(conn)) return;
-    this.run((now, session) => session.lost(now, conn, error));
+    this.run((session) => session.lost(conn, error));
     this.#end(conn);
   }
 
@@ -266,7 +263,7 @@ export class Engine implements Core {
     if (assign !== undefined && (Date.now() >= this.#assignedUntil || this.#addresses.exhausted)) {
       const answer = await askAssign(assign, this.#transport.kind(this.#options), token, zone, credentials);
       if (answer.close) {
-        this.run((now, session) => session.frame(now, conn, { close: answer.close! }));
+        this.run((session) => session.frame(conn, { close: answer.close! }));
         return undefined;
       }
       this.#assignedUntil = Date.now() + answer.ttlMs;

@@ -4,13 +4,13 @@ export type Reconnect = 'now' | 'after' | 'never';
 
 /** Errors of the client's own, which have code 0: whether they are temporary, and the message unless each has its own. Their cures are in local_cures.ts. */
 const LOCAL = {
-  CLOSED: [false, 'The client is closed'],
+  CLOSED: [false, 'Client closed'],
   OFFLINE: [true, 'No connection'],
-  OUTBOX_FULL: [true, 'Too many unanswered messages'],
+  OUTBOX_FULL: [true, 'Outbox full'],
   BAD_REQUEST: [false],
   UNREACHABLE: [true],
   NO_TOKEN: [true],
-  NO_ADDRESS: [false, 'No usable address'],
+  NO_ADDRESS: [false, 'No address'],
   UNSUPPORTED: [false],
   OTHER_USER: [false, 'The token names another user'],
 } as const;
@@ -58,8 +58,10 @@ export class TidegateError extends Error {
 }
 
 /** Returns the error that an `error` frame carries. */
-export function fromWire({ code = 0, name, message = '', temporary = false, retryAfterMs, detail }: WireError): TidegateError {
-  const reconnect = temporary ? 'now' : 'never';
+export function fromWire(
+  { code = 0, name, message = '', temporary = false, retryAfterMs, detail }: WireError,
+  reconnect: Reconnect = temporary ? 'now' : 'never',
+): TidegateError {
   return new TidegateError({ code, name: name || `CODE_${code}`, message, temporary, reconnect, retryAfterMs, detail });
 }
 
@@ -70,7 +72,7 @@ export function fromClose({ code = 0, name, reason = '', reconnect: named = '', 
   const known = CLASSES[named];
   const reconnect = known ?? (code >= 3500 && code < 4000 ? 'never' : 'after');
   const retryAfterMs = reconnect === 'after' ? (afterMs ?? (known ? 0 : 1000)) : undefined;
-  return new TidegateError({ code, name: name || `CODE_${code}`, message: reason, temporary: reconnect !== 'never', reconnect, retryAfterMs });
+  return fromWire({ code, name, message: reason, temporary: reconnect !== 'never', retryAfterMs }, reconnect);
 }
 
 /** Returns an error of the client itself. */

@@ -42,7 +42,7 @@ export class Feed {
 
   #say(push: WirePush, own: boolean): void {
     const { kind, ...value } = entry(push);
-    this.events.push({ name: own && kind === 'message' ? 'sent' : kind, value } as Emitted);
+    this.emit(own && kind === 'message' ? 'sent' : kind, value as never);
   }
 
   #changed(conversation: string): void {
@@ -60,7 +60,7 @@ export class Feed {
 
   /** Takes a frame that informs and needs no answer. */
   inform({ shed, receipt, cleared, hidden, signal, roomStats }: ServerFrame): void {
-    if (shed) this.emit('shed', { room: shed.room, count: shed.count ?? 0 });
+    if (shed) this.emit('shed', { count: 0, ...shed });
     if (roomStats) this.emit('roomStats', roomStats);
     if (receipt) {
       const { conversation, seq = 0 } = receipt;
@@ -70,12 +70,12 @@ export class Feed {
     if (cleared) {
       const { conversation, seq = 0 } = cleared;
       this.emit('cleared', { conversation, seq });
-      this.clear(conversation, seq);
+      this.remove(conversation, seq, []);
     }
     if (hidden) {
       const { conversation, seqs = [] } = hidden;
       this.emit('hidden', { conversation, seqs });
-      this.hide(conversation, seqs);
+      this.remove(conversation, 0, seqs);
     }
     if (signal) {
       const { conversation, sender = '', kind = '', content } = signal;
@@ -89,18 +89,10 @@ export class Feed {
     this.#changed(conversation);
   }
 
-  /** The user has cleared up to `seq`. */
-  clear(conversation: string, seq: number): void {
-    this.conversations.cleared(conversation, seq);
-    this.#removed(conversation, seq, []);
-    this.#changed(conversation);
-    this.#uncertain();
-  }
-
-  /** The user has hidden `seqs`. */
-  hide(conversation: string, seqs: readonly number[]): void {
-    this.conversations.hidden(conversation, seqs);
-    this.#removed(conversation, 0, seqs);
+  /** The user has cleared up to `seq` (0: nothing), or hidden `seqs`. */
+  remove(conversation: string, seq: number, seqs: readonly number[]): void {
+    this.conversations.remove(conversation, seq, seqs);
+    this.#removed(conversation, seq, seqs);
     this.#changed(conversation);
     this.#uncertain();
   }

@@ -1,7 +1,9 @@
 import { isRoom } from './entries.js';
-import type { TidegateError } from './error.js';
+import type { Feed } from './feed.js';
+import { kept } from './maps.js';
+import type { Requests } from './requests.js';
 import type { Timers } from './timers.js';
-import type { WirePage, WirePosition, WirePush, WireState } from './wire.js';
+import type { WirePosition, WirePush, WireState } from './wire.js';
 
 /** Time in which a hole may close by itself before it is pulled. */
 const HOLE_MS = 200;
@@ -25,9 +27,9 @@ type Held = { push: WirePush; own: boolean } | null;
 
 interface Place {
   /** Highest seq below which nothing is missing; `undefined` until the first sync. */
-  position: number | undefined;
+  position?: number;
   /** Position where a new device began, if nothing has been handed over since. */
-  floor: number | undefined;
+  floor?: number | undefined;
   /** Entries above the position, by seq. */
   held: Map<number, Held>;
   /** Ranges above the position that are not available. */
@@ -45,14 +47,10 @@ interface Place {
 export interface InboxPort {
   /** Returns whether the push is a message of this client. */
   isOwn(push: WirePush): boolean;
-  /** Hands an entry over to the application. */
-  deliver(push: WirePush, own: boolean): void;
   /** Everything up to `seq` has been handed over or is not available. */
   moved(conversation: string, seq: number): void;
   /** Sends an ack. */
   ack(conversation: string, seq: number): void;
-  pull(conversation: string, cursor: number, limit: number, done: (page: WirePage, now: number) => void, fail: (error: TidegateError, now: number) => void): void;
-  gap(conversation: string, first: number, last: number): void;
 }
 
 /** Positions of all conversations: hands each entry over once and in order, and pulls what is missing (SPEC section 7). */
@@ -62,22 +60,32 @@ export class Inbox {
   #fresh: boolean;
   #syncing = false;
   #timers: Timers;
+  #requests: Requests;
+  #feed: Feed;
   #port: InboxPort;
 
   /** Creates an inbox with known positions. A `fresh` device begins each other conversation at what is new. */
-  constructor(positions: Readonly<Record<string, number>>, fresh: boolean, timers: Timers, port: InboxPort) {
+  constructor(positions: Readonly<Record<string, number>>, fresh: boolean, timers: Timers, requests: Requests, feed: Feed, port: InboxPort) {
     this.#fresh = fresh;
     this.#timers = timers;
+    this.#requests = requests;
+    this.#feed = feed;
     this.#port = port;
     for (const [conversation, seq] of Object.entries(positions)) if (conversation) this.#place(conversation).position = seq;
   }
 
-  #place(conversation: string): Place {
-    let place = this.#places.get(conversation);
-    if (!place) {
-      place = { position: undefined, floor: undefined, held: new Map(), gone: [], target: 0, pulling: false, pushed: 0, acked: 0, again: false };
-      this.#places.set(conversation, place);
-    }
+  /** Returns the place of a conversation, which has entries up to `seq`. */
+  #place(conversation: string, seq = 0): Place {
+    const place: Place = kept(this.#places, conversation, () => ({
+      held: new Map(),
+      gone: [],
+      target: 0,
+      pulling: false,
+      pushed: 0,
+      acked: 0,
+      again: false,
+    }));
+    place.target = Math.max(place.target, seq);
     return place;
   }
 
@@ -88,71 +96,62 @@ export class Inbox {
     return list.slice(-POSITIONS_MAX).reverse();
   }
 
-  position(conversation: string): number | undefined {
-    return this.#places.get(conversation)?.position;
-  }
-
   /** A login has asked for the state of all conversations. */
-  syncStarted(now: number): void {
+  syncStarted(): void {
     this.#syncing = true;
-    this.#timers.set('sync', now + STUCK_MS, (then) => this.#settle(then, false));
+    this.#timers.set('sync', STUCK_MS, () => this.#settle(false));
   }
 
   /** The sync is complete: a conversation that it did not name is new. */
-  synced(now: number): void {
-    this.#settle(now, true);
+  synced(): void {
+    this.#settle(true);
     this.#fresh = false;
   }
 
-  #settle(now: number, complete: boolean): void {
+  #settle(complete: boolean): void {
     this.#timers.clear('sync');
     if (complete) this.#syncing = false;
     for (const [conversation, place] of this.#places) {
       if (place.position !== undefined || place.held.size === 0) continue;
       place.position = complete || !this.#fresh ? 0 : Math.min(...place.held.keys()) - 1;
-      this.#advance(conversation, place, now, false);
+      this.#advance(conversation, place, false);
     }
   }
 
-  state(state: WireState, now: number): void {
-    const place = this.#place(state.conversation);
-    const least = Math.max((state.minSeq ?? 0) - 1, 0);
-    const most = state.maxSeq ?? 0;
+  state(state: WireState): void {
+    const { conversation, minSeq = 0, maxSeq = 0, clearedSeq = 0, hidden = [] } = state;
+    const place = this.#place(conversation, maxSeq);
     if (place.position === undefined) {
       const held = Math.min(...place.held.keys());
-      place.position = this.#fresh ? Math.max(Math.min(most, held - 1), 0) : Math.min(least, most);
+      place.position = Math.max(Math.min(maxSeq, (this.#fresh ? held : minSeq) - 1), 0);
       if (this.#fresh) place.floor = place.position;
-      this.#port.moved(state.conversation, place.position);
+      this.#port.moved(conversation, place.position);
     }
-    for (const seq of [...place.held.keys()]) {
-      if (seq <= (state.clearedSeq ?? 0) || state.hidden?.includes(seq)) place.held.set(seq, null);
-    }
-    place.target = Math.max(place.target, most);
-    this.#advance(state.conversation, place, now, true);
+    this.removed(conversation, clearedSeq, hidden);
+    this.#advance(conversation, place, true);
   }
 
   /** The conversation has entries up to `seq`, by `behind`, a `pong` or the ack of a send. */
-  exists(conversation: string, seq: number, now: number): void {
-    const place = this.#place(conversation);
-    place.target = Math.max(place.target, seq);
+  exists(conversation: string, seq: number): void {
+    const place = this.#place(conversation, seq);
     if (place.position === undefined) {
       if (this.#syncing && this.#fresh) return;
       place.position = 0;
     }
-    this.#advance(conversation, place, now, true);
+    this.#advance(conversation, place, true);
   }
 
   /** Takes a push, or a message of this client that has been accepted (`sent`). */
-  push(push: WirePush, sent: boolean, now: number): void {
+  push(push: WirePush, sent: boolean): void {
     const own = sent || this.#port.isOwn(push);
     const { conversation } = push;
     const seq = push.seq ?? 0;
     if (isRoom(conversation)) return this.#room(push, own);
-    const place = this.#place(conversation);
+    const place = this.#place(conversation, seq);
     if (place.position === undefined) {
       if (this.#syncing && seq > 1) {
         this.#hold(place, push, own);
-        this.#timers.soonest('sync', now + STUCK_MS, (then) => this.#settle(then, false));
+        this.#timers.soonest('sync', STUCK_MS, () => this.#settle(false));
         return;
       }
       place.position = 0;
@@ -169,10 +168,9 @@ export class Inbox {
     }
     if (seq > place.position) {
       if (place.held.size < HELD_MAX || seq === place.position + 1) this.#hold(place, push, own);
-      place.target = Math.max(place.target, seq);
-      this.#advance(conversation, place, now, false);
+      this.#advance(conversation, place, false);
     }
-    this.#wantAck(place, now);
+    this.#wantAck(place);
   }
 
   #hold(place: Place, push: WirePush, own: boolean): void {
@@ -185,33 +183,29 @@ export class Inbox {
 
   #room(push: WirePush, own: boolean): void {
     const id = `${push.sender} ${push.msgId}`;
-    let known = this.#rooms.get(push.conversation);
-    if (!known) this.#rooms.set(push.conversation, (known = new Set()));
+    const known = kept(this.#rooms, push.conversation, () => new Set());
     if (known.has(id)) return;
     known.add(id);
     if (known.size > ROOM_MEMORY) known.delete(known.values().next().value!);
-    this.#port.deliver(push, own);
+    this.#feed.deliver(push, own);
   }
 
   /** The user has cleared up to `seq`, or hidden `seqs`: what is held of that is not handed over. */
   removed(conversation: string, seq: number, seqs: readonly number[]): void {
     const held = this.#places.get(conversation)?.held;
-    for (const at of [...(held?.keys() ?? [])]) if (at <= seq || seqs.includes(at)) held!.set(at, null);
+    for (const at of held?.keys() ?? []) if (at <= seq || seqs.includes(at)) held!.set(at, null);
   }
 
   /** Hands over what has become complete, then sees to the next hole. `known` holes are pulled at once. */
-  #advance(conversation: string, place: Place, now: number, known: boolean): void {
+  #advance(conversation: string, place: Place, known: boolean): void {
     const before = place.position!;
     this.#drain(conversation, place);
-    const position = place.position!;
-    if (position !== before) {
+    if (place.position !== before) {
       // The most recently active conversation is the last one of the map.
       this.#places.delete(conversation);
       this.#places.set(conversation, place);
     }
-    if (position >= place.target || place.pulling) return;
-    if (known) this.#pull(conversation, place);
-    else this.#later(conversation, place, now + HOLE_MS);
+    this.#pull(conversation, place, known ? 0 : HOLE_MS);
   }
 
   #drain(conversation: string, place: Place): void {
@@ -221,12 +215,14 @@ export class Inbox {
       if (held !== undefined) {
         place.held.delete(next);
         // An entry that can't be handed over is pulled again.
-        if (held) this.#port.deliver(held.push, held.own);
+        if (held) this.#feed.deliver(held.push, held.own);
         place.position = next;
       } else {
         const range = place.gone.find((it) => it.first <= next && it.last >= next);
         if (!range) break;
-        place.position = range.last;
+        // What was pushed is handed over, though pages do not have it: it was transient, or lies above the bound of the user.
+        const above = [...place.held.keys()].filter((seq) => seq > next);
+        place.position = Math.min(range.last, ...above.map((seq) => seq - 1));
       }
       this.#port.moved(conversation, place.position);
     }
@@ -235,45 +231,39 @@ export class Inbox {
     place.gone = place.gone.filter((it) => it.last > position);
   }
 
-  #later(conversation: string, place: Place, at: number): void {
-    this.#timers.soonest('hole ' + conversation, at, () => {
-      if (place.position! < place.target && !place.pulling) this.#pull(conversation, place);
-    });
-  }
-
-  #pull(conversation: string, place: Place): void {
-    this.#timers.clear('hole ' + conversation);
-    place.pulling = true;
+  /** Pulls what is missing, if something is, unless that closes by itself within `wait`. */
+  #pull(conversation: string, place: Place, wait: number): void {
     const cursor = place.position!;
-    this.#port.pull(
-      conversation,
-      cursor,
-      PULL_LIMIT,
-      (page, now) => {
+    if (cursor >= place.target || place.pulling) return;
+    const timer = 'hole ' + conversation;
+    if (wait > 0) return this.#timers.soonest(timer, wait, () => this.#pull(conversation, place, 0));
+    this.#timers.clear(timer);
+    place.pulling = true;
+    this.#requests.add({
+      body: { pull: { conversation, cursor, limit: PULL_LIMIT, direction: 'DIRECTION_FORWARD' } },
+      once: 'temporary',
+      done: ({ page = {} }) => {
         place.pulling = false;
         for (const push of page.messages ?? []) if ((push.seq ?? 0) > place.position!) this.#hold(place, push, this.#port.isOwn(push));
         for (const seq of page.recalled ?? []) if (seq > place.position!) place.held.set(seq, null);
         for (const { first = 0, last = 0 } of page.expired ?? []) if (last > place.position!) place.gone.push({ first, last });
         this.#drain(conversation, place);
-        const position = place.position!;
-        this.#wantAck(place, now);
-        if (position >= place.target) return;
-        if (position > cursor) this.#pull(conversation, place);
-        else this.#later(conversation, place, now + STUCK_MS);
+        this.#wantAck(place);
+        this.#pull(conversation, place, place.position! > cursor ? 0 : STUCK_MS);
       },
-      (error, now) => {
+      fail: (error) => {
         place.pulling = false;
-        if (error.temporary) return this.#later(conversation, place, now + (error.retryAfterMs || STUCK_MS));
+        if (error.temporary) return this.#pull(conversation, place, error.retryAfterMs || STUCK_MS);
         // Nothing more can be had: goes on behind the hole.
         const first = place.position! + 1;
         const last = place.held.size > 0 ? Math.min(...place.held.keys()) - 1 : place.target;
         if (last < first) return;
         place.position = last;
-        this.#port.gap(conversation, first, last);
+        this.#feed.emit('gap', { conversation, first, last });
         this.#port.moved(conversation, last);
-        this.#advance(conversation, place, now, true);
+        this.#advance(conversation, place, true);
       },
-    );
+    });
   }
 
   /** Number of entries that an ack would cover now, 0 if none is due. */
@@ -282,9 +272,9 @@ export class Inbox {
     return place.again ? 1 : Math.min(position, place.pushed) > place.acked ? position - place.acked : 0;
   }
 
-  #wantAck(place: Place, now: number): void {
+  #wantAck(place: Place): void {
     const due = this.#due(place);
-    if (due > 0) this.#timers.soonest('ack', now + (due >= ACK_COUNT && place.acked > 0 ? 0 : ACK_MS), () => this.#ack());
+    if (due > 0) this.#timers.soonest('ack', (due >= ACK_COUNT && place.acked > 0 ? 0 : ACK_MS), () => this.#ack());
   }
 
   #ack(): void {
@@ -304,8 +294,7 @@ export class Inbox {
 
   /** The connection has ended: its pushes need no ack any more, the next sync covers them. */
   lost(): void {
-    this.#timers.clear('ack');
-    this.#timers.clear('sync');
+    this.#timers.clear('ack', 'sync');
     this.#syncing = false;
     for (const place of this.#places.values()) {
       place.pushed = place.acked = 0;

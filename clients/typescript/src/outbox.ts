@@ -1,8 +1,10 @@
 import { doubled } from './backoff.js';
+import { isRoom } from './entries.js';
 import { fromWire, local, type TidegateError } from './error.js';
+import type { Outcome } from './requests.js';
 import type { Timers } from './timers.js';
-import type { OutboxItem, Sent, Target } from './types.js';
-import type { ClientFrame, ServerFrame, WireContent, WireWelcome } from './wire.js';
+import type { OutboxItem, SendOptions, Sent, Target } from './types.js';
+import type { ServerFrame, WireContent, WireWelcome } from './wire.js';
 
 interface Pending extends OutboxItem {
   bytes: number;
@@ -12,15 +14,12 @@ interface Pending extends OutboxItem {
   frame: number;
   /** Not written before this time; infinite until the item is stored. */
   readyAt: number;
-  done: ((sent: Sent) => void) | undefined;
-  fail: ((error: TidegateError) => void) | undefined;
+  outcome: Outcome<Sent> | undefined;
 }
 
 export interface OutboxPort {
-  /** Writes a frame to the live connection. */
-  write(frame: ClientFrame): void;
-  /** Returns a fresh frame id. */
-  frameId(): number;
+  /** Writes a request to the live connection, and returns the id that its answer will have. */
+  write(body: Record<string, unknown>): number;
   /** Returns a fresh message id. */
   newId(): string;
   /** The node has accepted the item. */
@@ -63,22 +62,19 @@ export class Outbox {
     return this.#byId.has(msgId);
   }
 
-  /** Adds a message and returns its item. With `hold` it waits for `release`. */
-  add(
-    to: Target,
-    content: WireContent,
-    options: { msgId?: string | undefined; chained: boolean; traceparent?: string | undefined; hold?: boolean },
-    done?: (sent: Sent) => void,
-    fail?: (error: TidegateError) => void,
-  ): OutboxItem {
-    const chained = this.#chain && options.chained && options.msgId === undefined && !to.conversation?.startsWith('r:');
+  /** Adds a message, which is sent, and returns its item. With `hold` it waits for `release`. */
+  add(to: Target, content: WireContent, options: SendOptions, outcome?: Outcome<Sent>, hold?: boolean): OutboxItem {
+    const inOrder = this.#chain && options.chain !== false && options.msgId === undefined;
+    const room = inOrder && isRoom(to.conversation ?? '') ? to.conversation : undefined;
+    const chained = inOrder && !room;
     const fresh = this.#port.newId();
-    const { msgId = chained ? this.#tail : fresh, traceparent } = options;
-    const item: OutboxItem = { msgId, at: this.#next, to, content, chained, tail: chained ? fresh : undefined, traceparent };
+    const { msgId = chained ? this.#tail : fresh, traceparent, flags } = options;
+    const item: OutboxItem = { msgId, at: this.#next, to, content, chained, room, tail: chained ? fresh : undefined, traceparent, flags };
     // Throws if the content is no JSON, before the chain has promised its id.
-    this.#push(item, 0, options.hold ? Infinity : 0, done, fail);
+    this.#push(item, 0, hold ? Infinity : 0, outcome);
     this.#next++;
     this.continueAt(item.tail);
+    this.pump();
     return item;
   }
 
@@ -88,44 +84,42 @@ export class Outbox {
   }
 
   /** Adds an item of an earlier run or of another tab; it may have been sent before. */
-  restore(item: OutboxItem, done?: (sent: Sent) => void, fail?: (error: TidegateError) => void): void {
+  restore(item: OutboxItem, outcome?: Outcome<Sent>): void {
     this.#next = Math.max(this.#next, item.at + 1);
     const present = this.#byId.get(item.msgId);
-    if (present) {
-      present.done ??= done;
-      present.fail ??= fail;
-    } else {
-      this.#push(item, 1, 0, done, fail);
+    if (present) present.outcome ??= outcome;
+    else {
+      this.#push(item, 1, 0, outcome);
+      this.pump();
     }
   }
 
-  #push(item: OutboxItem, attempts: number, readyAt: number, done?: (sent: Sent) => void, fail?: (error: TidegateError) => void): void {
+  #push(item: OutboxItem, attempts: number, readyAt: number, outcome: Outcome<Sent> | undefined): void {
     const bytes = JSON.stringify(item.content).length + 256;
-    const pending: Pending = { ...item, bytes, attempts, frame: 0, readyAt, done, fail };
+    const pending: Pending = { ...item, bytes, attempts, frame: 0, readyAt, outcome };
     this.#items.push(pending);
     this.#byId.set(item.msgId, pending);
   }
 
   /** The item is stored, so it may be sent. */
-  release(msgId: string, now: number): void {
+  release(msgId: string): void {
     const item = this.#byId.get(msgId);
     if (item && item.readyAt === Infinity) {
       item.readyAt = 0;
-      this.pump(now);
+      this.pump();
     }
   }
 
   /** Fields of `hello` that declare the chain. */
   declaration(): string | undefined {
-    return this.#chain ? (this.#items.find((it) => it.chained)?.msgId ?? this.#tail) : undefined;
+    return this.#chain ? this.#successor(-1) : undefined;
   }
 
-  live(welcome: WireWelcome, now: number): void {
+  live(welcome: WireWelcome): void {
     const limits = welcome.limits ?? {};
     this.#maxFlying = Math.max(1, Math.min(limits.inFlightMax ?? 128, limits.holdMax ?? 128, 128));
     this.#maxBytes = Math.min(limits.holdBytesMax ?? 65_536, 262_144);
-    this.#live = true;
-    this.pump(now);
+    this.resume();
   }
 
   /** The connection has ended: whatever was unanswered is sent again after the next login. */
@@ -146,51 +140,49 @@ export class Outbox {
   }
 
   /** Continues on the present connection after `hold`. */
-  resume(now: number): void {
+  resume(): void {
     this.#live = true;
-    this.pump(now);
+    this.pump();
   }
 
   /** Writes what may be written now, in order. */
-  pump(now: number): void {
+  pump(): void {
     if (!this.#live) return;
-    let blocked = false;
-    let wake = Infinity;
+    // Lines in which a message waits: the chain, and each room.
+    const blocked = new Set<string>();
     for (let at = 0; at < this.#items.length; at++) {
       const item = this.#items[at]!;
-      if (item.frame || (blocked && item.chained)) continue;
-      if (item.readyAt > now) {
-        blocked ||= item.chained;
-        wake = Math.min(wake, item.readyAt);
+      const line = item.chained ? '' : (item.room ?? item.msgId);
+      if (item.frame || blocked.has(line)) continue;
+      const wait = item.readyAt - this.#timers.now;
+      if (wait > 0) {
+        blocked.add(line);
+        this.#timers.soonest('outbox', wait, () => this.pump());
         continue;
       }
       const full = this.#flying >= this.#maxFlying || this.#flyingBytes + item.bytes > this.#maxBytes;
       if (full && this.#flying > 0) break;
       this.#write(item, at);
     }
-    if (wake < Infinity) this.#timers.soonest('outbox', wake, (then) => this.pump(then));
   }
 
   #write(item: Pending, at: number): void {
-    item.frame = this.#port.frameId();
-    this.#byFrame.set(item.frame, item);
     this.#flying++;
     this.#flyingBytes += item.bytes;
-    const { to, msgId, content, traceparent } = item;
+    const { to, msgId, content, traceparent, flags } = item;
     // Absent fields are undefined, which JSON omits.
-    const send = { ...to, msgId, nextId: item.chained ? this.#successor(at) : undefined, attempt: item.attempts++ || undefined, content, traceparent };
-    this.#port.write({ id: item.frame, send });
+    const send = { ...to, msgId, nextId: item.chained ? this.#successor(at) : undefined, attempt: item.attempts++ || undefined, content, traceparent, flags };
+    item.frame = this.#port.write({ send });
+    this.#byFrame.set(item.frame, item);
   }
 
+  /** Returns the id of the first chained item after the place `at`, or that of the next one. */
   #successor(at: number): string {
-    for (let next = at + 1; next < this.#items.length; next++) {
-      if (this.#items[next]!.chained) return this.#items[next]!.msgId;
-    }
-    return this.#tail;
+    return this.#items.find((it, place) => place > at && it.chained)?.msgId ?? this.#tail;
   }
 
   /** Handles a `sendAck` or `error`; returns whether it answered a message of the outbox. */
-  answer(frame: ServerFrame, now: number): boolean {
+  answer(frame: ServerFrame): boolean {
     const ack = frame.sendAck;
     const framed = this.#byFrame.get(frame.id ?? 0);
     this.#byFrame.delete(frame.id ?? 0);
@@ -198,35 +190,30 @@ export class Outbox {
     // An answer to a message that is answered already changes nothing.
     if (!item) return framed !== undefined;
     if (ack) {
-      const sent: Sent = {
-        conversation: ack.conversation ?? item.to.conversation ?? '',
-        msgId: item.msgId,
-        seq: ack.seq ?? 0,
-        time: ack.time ?? 0,
-        duplicate: ack.duplicate ?? false,
-      };
+      const { conversation = item.to.conversation ?? '', seq = 0, time = 0, duplicate = false } = ack;
+      const sent: Sent = { conversation, msgId: item.msgId, seq, time, duplicate };
       this.#remove(item);
       this.#port.accepted(item, sent);
-      item.done?.(sent);
+      item.outcome?.done(sent);
     } else if (frame.error) {
       const error = fromWire(frame.error);
       if (error.temporary) {
         // A later copy is on its way, whose answer counts.
         if (item.frame !== frame.id) return true;
-        this.#again(item, error, now);
+        this.#again(item, error);
       } else {
         this.#remove(item);
         this.#port.failed(item, error);
-        item.fail?.(error);
+        item.outcome?.fail(error);
       }
     }
-    this.pump(now);
+    this.pump();
     return true;
   }
 
-  #again(item: Pending, error: TidegateError, now: number): void {
+  #again(item: Pending, error: TidegateError): void {
     this.#land(item);
-    item.readyAt = now + (error.retryAfterMs || doubled(item.attempts - 1));
+    item.readyAt = this.#timers.now + (error.retryAfterMs || doubled(item.attempts - 1));
     if (error.name !== 'ORDER_BROKEN') return;
     // A predecessor never reached the log: the whole chain is sent again from the first unanswered id.
     for (const other of this.#items) {
@@ -238,13 +225,13 @@ export class Outbox {
   }
 
   /** The node waits for this id: sends it at once, if it is unanswered. */
-  expected(msgId: string | undefined, now: number): void {
+  expected(msgId: string | undefined): void {
     const at = this.#items.findIndex((it) => it.msgId === msgId);
     const item = this.#items[at];
     if (!item || !this.#live || item.readyAt === Infinity) return;
     this.#land(item);
     this.#write(item, at);
-    this.pump(now);
+    this.pump();
   }
 
   #land(item: Pending): void {
@@ -261,11 +248,11 @@ export class Outbox {
   }
 
   /** Rejects what is unanswered; a persistent outbox keeps its items. */
-  close(error: TidegateError = local('CLOSED')): void {
+  close(): void {
     this.lost();
     const items = this.#items;
     this.#items = [];
     this.#byId.clear();
-    for (const item of items) item.fail?.(error);
+    for (const item of items) item.outcome?.fail(local('CLOSED'));
   }
 }

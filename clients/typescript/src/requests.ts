@@ -1,24 +1,30 @@
 import { doubled } from './backoff.js';
 import { fromWire, local, type TidegateError } from './error.js';
 import type { Timers } from './timers.js';
-import type { ClientFrame, ServerFrame } from './wire.js';
+import type { ServerFrame } from './wire.js';
 
 /** Queries in flight. The node answers one at a time and reads nothing else meanwhile, so few are sent ahead. */
 const FLYING_MAX = 4;
 
+/** Takes the end of a call: one of both, once. */
+export interface Outcome<T> {
+  done(value: T): void;
+  fail(error: TidegateError): void;
+}
+
 /** Request that is no send: repeated after temporary errors and reconnects until it has an answer. */
-export interface Request {
+export interface Request extends Outcome<ServerFrame> {
   body: Record<string, unknown>;
+  /** Feature that `welcome` must name, or the request fails. */
+  needs?: string;
   /** When it fails instead of being repeated: always, with the connection, after `NOT_YET`, or after any temporary error. */
-  once?: 'always' | 'connection' | 'notYet' | 'temporary';
+  once?: 'always' | 'connection' | 'notYet' | 'temporary' | undefined;
   /** Name of the error that says that it was carried out already, if the connection ended before its answer. */
   doneBy?: string;
   /** Whether a later request has made it needless: then it is not repeated, and counts as done. */
   isStale?(): boolean;
   /** Takes a frame of an answer that has several. */
-  part?(frame: ServerFrame, now: number): void;
-  done(frame: ServerFrame, now: number): void;
-  fail(error: TidegateError, now: number): void;
+  part?(frame: ServerFrame): void;
 }
 
 interface Flying {
@@ -31,15 +37,18 @@ interface Flying {
 
 /** Requests in the order in which they were made. */
 export class Requests {
+  /** Optional parts of the protocol that the node of the last login has. */
+  features: readonly string[] = [];
   #waiting: Flying[] = [];
   #flying = new Map<number, Flying>();
   #live = false;
   #timers: Timers;
-  #port: { write(frame: ClientFrame): void; frameId(): number };
+  /** Writes a request to the live connection, and returns the id that its answer will have. */
+  #write: (body: Record<string, unknown>) => number;
 
-  constructor(timers: Timers, port: { write(frame: ClientFrame): void; frameId(): number }) {
+  constructor(timers: Timers, write: (body: Record<string, unknown>) => number) {
     this.#timers = timers;
-    this.#port = port;
+    this.#write = write;
   }
 
   /** Whether nothing is unanswered. */
@@ -47,91 +56,91 @@ export class Requests {
     return this.#flying.size === 0;
   }
 
-  add(request: Request, now: number): void {
-    if (request.once === 'always' && !this.#live) return request.fail(local('OFFLINE'), now);
+  add(request: Request): void {
+    // Throws if the application gave what is no JSON, before others wait behind it.
+    JSON.stringify(request.body);
+    if (request.once === 'always' && !this.#live) return request.fail(local('OFFLINE'));
     const it: Flying = { request, tries: 0, readyAt: 0, isInDoubt: false };
     // What belongs to the connection, such as its sync, comes first.
     if (request.once === 'connection') this.#waiting.unshift(it);
     else this.#waiting.push(it);
-    this.pump(now);
+    this.pump();
   }
 
-  live(now: number): void {
+  live(): void {
     this.#live = true;
-    this.pump(now);
+    this.pump();
   }
 
   hold(): void {
     this.#live = false;
   }
 
-  lost(now: number): void {
-    this.#live = false;
+  lost(): void {
     for (const it of this.#flying.values()) it.isInDoubt = true;
-    const all = [...this.#flying.values(), ...this.#waiting];
-    const ends = (it: Flying) => it.request.once === 'always' || it.request.once === 'connection';
-    this.#flying.clear();
-    for (const it of all) it.readyAt = 0;
-    this.#waiting = all.filter((it) => !ends(it));
-    for (const it of all) if (ends(it)) it.request.fail(local('OFFLINE'), now);
+    this.#end(local('OFFLINE'), ({ once }) => once === 'always' || once === 'connection');
   }
 
   /** Fails everything. The end of a session is no answer: a request that handles temporary errors itself gets one. */
-  close(error: TidegateError, now: number): void {
+  close(error: TidegateError): void {
+    this.#end(error, () => true);
+  }
+
+  #end(error: TidegateError, ends: (request: Request) => boolean): void {
     this.#live = false;
     const all = [...this.#flying.values(), ...this.#waiting];
     this.#flying.clear();
-    this.#waiting = [];
-    for (const { request } of all) request.fail(request.once === 'temporary' ? local('OFFLINE') : error, now);
+    this.#waiting = all.filter((it) => !ends(it.request));
+    for (const it of all) {
+      const { request } = it;
+      it.readyAt = 0;
+      if (ends(request)) request.fail(request.once === 'temporary' ? local('OFFLINE') : error);
+    }
   }
 
-  pump(now: number): void {
+  pump(): void {
     if (!this.#live) return;
-    let wake = Infinity;
-    const later: Flying[] = [];
-    for (const it of this.#waiting) {
-      if (it.readyAt > now || this.#flying.size >= FLYING_MAX) {
-        if (it.readyAt > now) wake = Math.min(wake, it.readyAt);
-        later.push(it);
+    const all = this.#waiting;
+    this.#waiting = [];
+    for (const it of all) {
+      const wait = it.readyAt - this.#timers.now;
+      if (wait > 0) this.#timers.soonest('requests', wait, () => this.pump());
+      else if (this.#flying.size < FLYING_MAX) {
+        this.#start(it);
         continue;
       }
-      if (it.tries++ && it.request.isStale?.()) {
-        it.request.done({}, now);
-        continue;
-      }
-      const id = this.#port.frameId();
-      this.#flying.set(id, it);
-      this.#port.write({ id, ...it.request.body });
+      this.#waiting.push(it);
     }
-    this.#waiting = later;
-    if (wake < Infinity) this.#timers.soonest('requests', wake, (then) => this.pump(then));
+  }
+
+  #start(it: Flying): void {
+    const { needs, isStale, body, done, fail } = it.request;
+    if (needs && !this.features.includes(needs)) return fail(local('UNSUPPORTED', 'The node lacks ' + needs));
+    if (it.tries++ && isStale?.()) return done({});
+    this.#flying.set(this.#write(body), it);
   }
 
   /** Handles an answer; returns whether it belongs to one of these requests. */
-  answer(frame: ServerFrame, now: number): boolean {
+  answer(frame: ServerFrame): boolean {
     const id = frame.id ?? 0;
     const it = this.#flying.get(id);
     if (!it) return false;
     if (frame.conversationState) {
-      it.request.part?.(frame, now);
+      it.request.part?.(frame);
       return true;
     }
     this.#flying.delete(id);
+    const { once } = it.request;
     const error = frame.error && fromWire(frame.error);
     if (!error || (it.isInDoubt && error.name === it.request.doneBy)) {
-      it.request.done(frame, now);
-    } else if (this.#ends(it.request, error)) {
-      it.request.fail(error, now);
+      it.request.done(frame);
+    } else if (!error.temporary || once === 'always' || once === 'temporary' || (once === 'notYet' && error.name === 'NOT_YET')) {
+      it.request.fail(error);
     } else {
-      it.readyAt = now + (error.retryAfterMs || doubled(it.tries - 1));
+      it.readyAt = this.#timers.now + (error.retryAfterMs || doubled(it.tries - 1));
       this.#waiting.unshift(it);
     }
-    this.pump(now);
+    this.pump();
     return true;
-  }
-
-  #ends(request: Request, error: TidegateError): boolean {
-    if (!error.temporary || request.once === 'always' || request.once === 'temporary') return true;
-    return request.once === 'notYet' && error.name === 'NOT_YET';
   }
 }

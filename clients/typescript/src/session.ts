@@ -1,13 +1,14 @@
 import { reconnectWait, SETTLED_MS } from './backoff.js';
-import { fromWireContent } from './entries.js';
+import { fromWireContent, roomOf } from './entries.js';
 import { fromClose, local, TidegateError } from './error.js';
 import { Feed } from './feed.js';
 import { Inbox } from './inbox.js';
 import { Outbox } from './outbox.js';
-import { Requests, type Request } from './requests.js';
-import { Rooms } from './rooms.js';
+import { Requests, type Outcome } from './requests.js';
+import { Subscriptions } from './subscriptions.js';
 import { Timers } from './timers.js';
 import type { Claims, OutboxItem, Sent, State } from './types.js';
+import { Watches } from './watches.js';
 import type { ClientFrame, ServerFrame, WireGoAway, WireSettings, WireWelcome } from './wire.js';
 
 /** Longest time from opening a connection to its welcome. */
@@ -57,25 +58,24 @@ interface Link {
   phase: 'opening' | 'login' | 'live' | 'old';
   token: string;
   /** Claim `exp` of the token, if it has one that the client can read. */
-  exp: number | undefined;
+  exp?: number | undefined;
   /** Until then another login of this client may have replaced the connection. */
   movedUntil: number;
 }
 
 /**
- * The client as a state machine without sockets or clocks: it is given what happens and the time, writes frames
- * through its port, and queues events for the application in its feed.
+ * The client as a state machine without sockets or clocks: it is given what happens, and before that the time in `timers`.
+ * It writes frames through its port, and queues events for the application in its feed.
  */
 export class Session {
   readonly timers = new Timers();
   readonly feed: Feed;
   readonly inbox: Inbox;
   readonly outbox: Outbox;
-  readonly rooms: Rooms;
+  readonly requests: Requests;
+  readonly rooms: Subscriptions;
+  readonly watches: Watches;
   state: State = { name: 'offline' };
-  /** Whether the node of the last login has reactions. */
-  reacts: boolean | undefined;
-  #requests: Requests;
   #options: SessionOptions;
   #port: SessionPort;
   /** The connection that is live, and the one that is to be. */
@@ -106,61 +106,56 @@ export class Session {
     this.#port = port;
     this.feed = new Feed(
       (conversation, seq, seqs) => this.inbox.removed(conversation, seq, seqs),
-      () => this.#soonSync(),
+      // Unread counts can't be derived after every change: asks for them, once for several changes.
+      () =>
+        this.timers.soonest('counts', 1000, () => {
+          if (this.#link) this.sync();
+        }),
     );
     this.feed.user = options.user;
-    const write = (frame: ClientFrame) => this.#write(this.#link, frame);
-    const frameId = () => ++this.#frames;
+    const write = (body: ClientFrame) => this.#request(this.#link, body);
     this.outbox = new Outbox(options.chain, this.timers, {
       write,
-      frameId,
-      newId: () => port.newId(),
+      newId: port.newId,
       accepted: (item, sent) => this.#accepted(item, sent),
       failed: (item, error) => {
         port.answered(item.msgId);
         this.feed.emit('failed', { msgId: item.msgId, to: item.to, content: fromWireContent(item.content), error });
       },
     });
-    this.#requests = new Requests(this.timers, { write, frameId });
-    this.rooms = new Rooms(this.#requests);
-    this.inbox = new Inbox(options.positions, options.fresh && !options.fromStart, this.timers, {
+    this.requests = new Requests(this.timers, write);
+    this.rooms = new Subscriptions(this.requests, (room, ends) => ({ body: { [ends ? 'leave' : 'join']: { room } } }));
+    this.watches = new Watches(this.requests, this.feed);
+    this.inbox = new Inbox(options.positions, options.fresh && !options.fromStart, this.timers, this.requests, this.feed, {
       isOwn: (push) => !!push.msgId && this.outbox.has(push.msgId) && [undefined, push.sender].includes(this.feed.user),
-      deliver: (push, own) => this.feed.deliver(push, own),
-      moved: (conversation, seq) => port.moved(conversation, seq),
+      moved: port.moved,
       ack: (conversation, seq) => this.#write(this.#link, { ack: { conversation, seq } }),
-      gap: (conversation, first, last) => this.feed.emit('gap', { conversation, first, last }),
-      pull: (conversation, cursor, limit, done, fail) =>
-        this.#requests.add(
-          {
-            body: { pull: { conversation, cursor, limit, direction: 'DIRECTION_FORWARD' } },
-            once: 'temporary',
-            done: (frame, now) => done(frame.page ?? {}, now),
-            fail,
-          },
-          this.#now,
-        ),
     });
   }
-
-  /** Time of the call that is being handled. */
-  #now = 0;
 
   #become(state: State): void {
     this.state = state;
     this.feed.emit('state', state);
+    if (state.name !== 'live') this.watches.lost();
   }
 
   #write(link: Link | undefined, frame: ClientFrame): void {
     if (!link || link.phase === 'old') return;
-    this.#wroteAt = this.#now;
+    this.#wroteAt = this.timers.now;
     this.#port.write(link.conn, frame);
+  }
+
+  /** Writes a frame that has an answer, and returns the id of both. */
+  #request(link: Link | undefined, body: ClientFrame): number {
+    const id = ++this.#frames;
+    this.#write(link, { id, ...body });
+    return id;
   }
 
   // Calls of the driver.
 
   /** Connects, or connects at once if the client waits: the network may be back. */
-  online(now: number): void {
-    this.#now = now;
+  online(): void {
     if (this.#link || this.#next) return;
     if (this.state.name === 'closed') this.#tries = 0;
     this.#refused = undefined;
@@ -168,71 +163,49 @@ export class Session {
   }
 
   /** Ends the connection and stays without one until `online`. */
-  offline(now: number): void {
-    this.#now = now;
+  offline(): void {
     this.#bye();
     this.#dropAll();
     this.#become({ name: 'offline' });
   }
 
   /** Says bye, waits for the close of the node, and ends; `done` is called then. */
-  close(now: number, done: () => void): void {
-    this.#now = now;
+  close(done: () => void): void {
     const finish = () => {
       this.#byeDone = undefined;
       this.timers.clear('bye');
       this.#dropAll();
       if (this.state.name !== 'closed') this.#become({ name: 'closed', error: this.state.error });
       this.outbox.close();
-      this.#requests.close(local('CLOSED'), this.#now);
+      this.requests.close(local('CLOSED'));
       done();
     };
     if (!this.#bye()) return finish();
     this.#byeDone = finish;
-    this.timers.set('bye', now + END_MS, finish);
+    this.timers.set('bye', END_MS, finish);
   }
 
   #bye(): boolean {
     if (this.#link?.phase !== 'live') return false;
     this.inbox.flush();
-    this.#write(this.#link, { id: ++this.#frames, bye: {} });
+    this.#request(this.#link, { bye: {} });
     this.outbox.hold();
-    this.#requests.hold();
+    this.requests.hold();
     return true;
   }
 
-  /** Runs the timers that are due. */
-  tick(now: number): void {
-    this.#now = now;
-    this.timers.run(now);
-  }
-
-  /** Sends a message; `done` or `fail` is called once. */
-  send(now: number, ...args: Parameters<Outbox['add']>): OutboxItem {
-    this.#now = now;
-    const item = this.outbox.add(...args);
-    this.outbox.pump(now);
-    return item;
-  }
-
-  /** Sends a request that is no send. */
-  ask(now: number, request: Request): void {
-    this.#now = now;
-    this.#requests.add(request, now);
-  }
-
   /** Asks for the states of all conversations. */
-  sync(now: number, done = () => {}, fail: (error: TidegateError) => void = () => {}): void {
-    this.ask(now, {
+  sync({ done, fail }: Outcome<void> = { done() {}, fail() {} }): void {
+    this.requests.add({
       body: { sync: { positions: this.inbox.positions() } },
       once: 'connection',
-      part: ({ conversationState: state }, then) => {
+      part: ({ conversationState: state }) => {
         if (!state) return;
         this.feed.state(state);
-        this.inbox.state(state, then);
+        this.inbox.state(state);
       },
-      done: (frame, then) => {
-        this.inbox.synced(then);
+      done: (frame) => {
+        this.inbox.synced();
         this.feed.emit('synced', { unread: frame.syncEnd?.unread ?? 0 });
         done();
       },
@@ -240,26 +213,19 @@ export class Session {
     });
   }
 
-  /** What the user has done here to a conversation: `read`, `clear` or `hide`, with the arguments of the feed. */
-  marked<M extends 'read' | 'clear' | 'hide'>(now: number, method: M, ...args: Parameters<Feed[M]>): void {
-    this.#now = now;
-    (this.feed[method] as (...args: Parameters<Feed[M]>) => void)(...args);
-  }
-
   // Connections.
 
   #open(): void {
     this.timers.clear('retry');
-    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', exp: undefined, movedUntil: 0 };
+    const link: Link = { conn: ++this.#conns, phase: 'opening', token: '', movedUntil: 0 };
     this.#next = link;
     if (!this.#link) this.#become({ name: 'connecting', error: this.state.error });
-    this.timers.set('login', this.#now + LOGIN_MS, () => this.#ended(link));
+    this.timers.set('login', LOGIN_MS, () => this.#ended(link));
     this.#port.open(link.conn, this.#alternates);
   }
 
   /** The application has this token for the login. Returns whether to open the connection with it. */
-  authorized(now: number, conn: number, token: string, { sub: user, exp }: Claims = {}): boolean {
-    this.#now = now;
+  authorized(conn: number, token: string, { sub: user, exp }: Claims): boolean {
     const link = this.#next;
     if (link?.conn !== conn) return false;
     link.token = token;
@@ -274,25 +240,23 @@ export class Session {
   }
 
   /** The connection is open. */
-  opened(now: number, conn: number): void {
-    this.#now = now;
+  opened(conn: number): void {
     const link = this.#next;
     if (link?.conn !== conn) return this.#port.end(conn);
     link.phase = 'login';
     if (this.#link) this.#link.movedUntil = Infinity;
     // From here on the node may let the new connection replace the old one: writes go to the new one.
     this.outbox.hold();
-    this.#requests.hold();
+    this.requests.hold();
     const { device, chain } = this.#options;
     // Absent fields are undefined, which JSON omits.
     const settings = chain ? { ...this.#options.settings, chain } : this.#options.settings;
-    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings, features: ['refresh', 'react'] };
-    this.#write(link, { id: ++this.#frames, hello });
+    const hello = { version: 1, token: link.token, device, resume: this.#session, nextId: this.outbox.declaration(), settings, features: ['refresh', 'react', 'watch'] };
+    this.#request(link, { hello });
   }
 
   /** The connection has ended without a close frame, or could not be made for the reason `error`. */
-  lost(now: number, conn: number, error?: TidegateError): void {
-    this.#now = now;
+  lost(conn: number, error?: TidegateError): void {
     const link = this.#find(conn);
     if (link) this.#ended(link, error);
   }
@@ -311,9 +275,7 @@ export class Session {
     }
     if (link === this.#link) {
       this.#link = undefined;
-      this.timers.clear('goAway');
-      this.timers.clear('beat');
-      this.timers.clear('refresh');
+      this.timers.clear('goAway', 'beat', 'refresh');
       this.#lostAll();
       if (this.#byeDone) {
         this.state = { ...this.state, error };
@@ -328,61 +290,56 @@ export class Session {
       this.#next = undefined;
       this.timers.clear('login');
       // The node may still complete it, which replaces the later one.
-      if (link.phase === 'login' && !error) this.#lateUntil = this.#now + LATE_MS;
+      if (link.phase === 'login' && !error) this.#lateUntil = this.timers.now + LATE_MS;
       if (this.#link) return this.#stay(this.#link);
     }
     const isToken = error?.name.startsWith('TOKEN_');
     // An empty token stands for cookies, which may be others after the end of those that were accepted.
     if (isToken) this.#refused = link.token || link.phase === 'login' ? link.token : undefined;
     else if (error?.reconnect === 'never') return this.#shut(error);
-    this.#retry(isToken ? undefined : error, error);
+    const wait = reconnectWait(this.#tries++, isToken ? undefined : error, this.#port.random());
+    this.#become({ name: 'waiting', retryAt: this.timers.now + wait, error });
+    this.timers.set('retry', wait, () => this.#open());
   }
 
   /** The count of attempts restarts after a while of being live. */
   #settle(): void {
-    if (this.#now - this.#liveAt >= SETTLED_MS) this.#tries = 0;
+    if (this.timers.now - this.#liveAt >= SETTLED_MS) this.#tries = 0;
   }
 
   /** The move to another node has failed: goes on with the present connection until the node closes it. */
   #stay(link: Link): void {
     link.phase = 'live';
     // The failed login may still have replaced it.
-    link.movedUntil = Math.min(link.movedUntil, this.#now + LATE_MS);
-    this.outbox.resume(this.#now);
-    this.#requests.live(this.#now);
-  }
-
-  #retry(why: TidegateError | undefined, error: TidegateError | undefined): void {
-    const wait = reconnectWait(this.#tries++, why, this.#port.random());
-    this.#become({ name: 'waiting', retryAt: this.#now + wait, error });
-    this.timers.set('retry', this.#now + wait, () => this.#open());
+    link.movedUntil = Math.min(link.movedUntil, this.timers.now + LATE_MS);
+    this.outbox.resume();
+    this.requests.live();
   }
 
   /** Ends for the reason of the node; only `online` connects again. Unanswered messages stay in the outbox. */
   #shut(error: TidegateError | undefined): void {
     this.#dropAll();
     this.#become({ name: 'closed', error });
-    const reason = error ?? local('CLOSED');
-    this.#requests.close(reason, this.#now);
+    this.requests.close(error ?? local('CLOSED'));
     if (this.#byeDone) this.#byeDone();
   }
 
   #lostAll(): void {
     this.outbox.lost();
     this.inbox.lost();
-    this.#requests.lost(this.#now);
+    this.requests.lost();
   }
 
   #dropAll(): void {
     for (const link of [this.#link, this.#next, this.#old]) if (link) this.#port.end(link.conn);
     this.#link = this.#next = this.#old = undefined;
     this.#alternates = [];
-    for (const name of ['retry', 'login', 'goAway', 'beat', 'refresh', 'old']) this.timers.clear(name);
+    this.timers.clear('retry', 'login', 'goAway', 'beat', 'refresh', 'old');
     this.#lostAll();
   }
 
   #welcome(link: Link, welcome: WireWelcome): void {
-    const now = this.#now;
+    const { now } = this.timers;
     this.timers.clear('login');
     this.#port.judged(link.conn, true);
     if (this.#link) this.#leaveOld(this.#link);
@@ -399,17 +356,17 @@ export class Session {
     this.#liveAt = this.#heardAt = now;
     this.#become({ name: 'live', node: welcome.node, session: welcome.session, user: this.feed.user });
     // A message to a room is refused before the join.
-    this.rooms.rejoin(now);
-    this.#requests.live(now);
-    this.outbox.live(welcome, now);
-    this.inbox.syncStarted(now);
-    this.sync(now);
+    this.watches.again();
+    this.rooms.again();
+    this.requests.features = welcome.features ?? [];
+    this.requests.live();
+    this.outbox.live(welcome);
+    this.inbox.syncStarted();
+    this.sync();
     this.#beat(link);
     this.timers.clear('refresh');
     this.#ahead = (welcome.serverTime || now) - now;
-    const has = (feature: string) => !!welcome.features?.includes(feature);
-    this.reacts = has('react');
-    if (has('refresh')) this.#planRefresh(link);
+    if (this.requests.features.includes('refresh')) this.#planRefresh(link);
   }
 
   /**
@@ -417,16 +374,15 @@ export class Session {
    * left of it, if that is later. The spread keeps clients apart whose tokens end at the same time.
    */
   #planRefresh(link: Link): void {
-    const left = (link.exp ?? 0) * 1000 - this.#now - this.#ahead;
+    const left = (link.exp ?? 0) * 1000 - this.timers.now - this.#ahead;
     // Also false for NaN: `exp` of a foreign token may be of another type.
     if (!(left > 0)) return;
     const wait = left - Math.min(left / 4, REFRESH_LEAD_MS) * (1 + this.#port.random());
-    this.timers.set('refresh', this.#now + Math.max(wait, REFRESH_MIN_MS), () => this.#port.renew(link.conn));
+    this.timers.set('refresh', Math.max(wait, REFRESH_MIN_MS), () => this.#port.renew(link.conn));
   }
 
   /** The application has this token for a refresh of connection `conn`, or failed for the reason `error`. */
-  renewed(now: number, conn: number, token: string, { exp }: Claims, error?: TidegateError): void {
-    this.#now = now;
+  renewed(conn: number, token: string, { exp }: Claims, error?: TidegateError): void {
     const link = this.#link;
     // A later connection has logged in with a token of its own.
     if (link?.conn !== conn) return;
@@ -437,7 +393,7 @@ export class Session {
     if (error) return settle(error);
     // The application has no other token yet.
     if (token === link.token) return this.#planRefresh(link);
-    this.ask(now, {
+    this.requests.add({
       body: { refresh: { token } },
       once: 'connection',
       done: () => {
@@ -455,7 +411,7 @@ export class Session {
     link.phase = 'old';
     if (this.#old) this.#port.end(this.#old.conn);
     this.#old = link;
-    this.timers.set('old', this.#now + END_MS, () => {
+    this.timers.set('old', END_MS, () => {
       this.#old = undefined;
       this.#port.end(link.conn);
     });
@@ -463,37 +419,37 @@ export class Session {
 
   /** Pings when nothing else was written, and gives up a connection that is silent. */
   #beat(link: Link): void {
-    const silence = this.#heardAt + 2.5 * this.#heartbeat;
-    if (this.#now >= silence) return this.#ended(link);
+    const now = this.timers.now;
+    const silence = this.#heardAt + 2.5 * this.#heartbeat - now;
+    if (silence <= 0) return this.#ended(link);
     // A quarter of the heartbeat is left for delays.
     const quiet = 0.75 * this.#heartbeat;
-    if (this.#now >= this.#wroteAt + quiet) this.#ping();
-    this.timers.set('beat', Math.min(silence, this.#wroteAt + quiet), () => this.#beat(link));
+    if (now >= this.#wroteAt + quiet) this.#ping();
+    this.timers.set('beat', Math.min(silence, this.#wroteAt + quiet - now), () => this.#beat(link));
   }
 
   /** Every other ping carries the positions, so an idle client learns of a lost push. */
   #ping(): void {
-    const positions = this.#pings++ % 2 === 0 && this.#requests.idle ? this.inbox.positions() : [];
+    const positions = this.#pings++ % 2 === 0 && this.requests.idle ? this.inbox.positions() : [];
     if (positions.length === 0) return this.#write(this.#link, { ping: {} });
-    this.ask(this.#now, {
+    this.requests.add({
       body: { ping: { positions } },
       once: 'always',
-      done: (frame, now) => {
-        for (const { conversation, seq = 0 } of frame.pong?.positions ?? []) this.inbox.exists(conversation, seq, now);
+      done: (frame) => {
+        for (const { conversation, seq = 0 } of frame.pong?.positions ?? []) this.inbox.exists(conversation, seq);
       },
       fail: () => {},
     });
   }
 
   #goAway(wire: WireGoAway): void {
-    const { afterMs = 0, windowMs = 0, alternates = [], reason = '' } = wire;
-    this.feed.emit('goAway', { afterMs, windowMs, alternates, reason });
-    this.#alternates = alternates;
+    const goAway = { afterMs: 0, windowMs: 0, alternates: [], reason: '', ...wire };
+    this.feed.emit('goAway', goAway);
+    this.#alternates = goAway.alternates;
     this.#settle();
     // Nodes that send the client back and forth at once make it wait longer each time.
     const wait = this.#tries ? reconnectWait(this.#tries, undefined, this.#port.random()) : 0;
-    const at = this.#now + afterMs + this.#port.random() * windowMs + wait;
-    this.timers.set('goAway', at, () => {
+    this.timers.set('goAway', goAway.afterMs + this.#port.random() * goAway.windowMs + wait, () => {
       if (this.#next || !this.#link || this.#byeDone) return;
       this.#tries++;
       // Its node stops, so another known address comes first.
@@ -505,13 +461,12 @@ export class Session {
   // Frames.
 
   /** Handles a frame of the node. */
-  frame(now: number, conn: number, frame: ServerFrame): void {
-    this.#now = now;
+  frame(conn: number, frame: ServerFrame): void {
     const link = this.#find(conn);
     if (!link) return;
-    if (link === this.#link) this.#heardAt = now;
+    if (link === this.#link) this.#heardAt = this.timers.now;
     if (frame.close) {
-      const isExpected = frame.close.code === REPLACED && now < link.movedUntil;
+      const isExpected = frame.close.code === REPLACED && this.timers.now < link.movedUntil;
       return this.#ended(link, isExpected ? undefined : fromClose(frame.close));
     }
     if (link === this.#next) {
@@ -521,14 +476,15 @@ export class Session {
     if (frame.ping) return this.#write(link, { id: frame.id, pong: {} });
     if (frame.sendAck || frame.error) {
       if (link === this.#old && !frame.sendAck) return;
-      if (this.outbox.answer(frame, now)) return;
+      if (this.outbox.answer(frame)) return;
     }
-    if (frame.push) return this.inbox.push(frame.push, false, now);
+    if (frame.push) return this.inbox.push(frame.push, false);
     if (link === this.#old) return;
-    if (this.#requests.answer(frame, now)) return;
-    if (frame.behind) this.inbox.exists(frame.behind.conversation, frame.behind.maxSeq ?? 0, now);
+    if (this.requests.answer(frame)) return;
+    if (frame.behind) this.inbox.exists(frame.behind.conversation, frame.behind.maxSeq ?? 0);
     else if (frame.goAway) this.#goAway(frame.goAway);
     else if (frame.notice) this.#notice(frame.notice);
+    else if (frame.presence) this.watches.report(frame.presence);
     else this.feed.inform(frame);
   }
 
@@ -536,8 +492,9 @@ export class Session {
     // A kind that is newer than the node's table comes as a number.
     const kind = String(notice.kind ?? '');
     this.feed.emit('notice', { ...notice, kind });
+    if (kind.endsWith('ROOM_REMOVED')) this.rooms.removed(roomOf(notice.conversation ?? ''));
     // A skipped id gets its answer without a repeat.
-    if (!kind.endsWith('_SKIPPED')) this.outbox.expected(notice.expected, this.#now);
+    if (!kind.endsWith('_SKIPPED')) this.outbox.expected(notice.expected);
   }
 
   /** A message of this client has its place, which fills a hole like a push. */
@@ -546,14 +503,7 @@ export class Session {
     this.feed.emit('accepted', sent);
     if (!sent.conversation) return;
     const { conversation, msgId, seq, time } = sent;
-    const push = { conversation, seq, sender: this.feed.user ?? '', msgId, time, content: item.content };
-    this.inbox.push(push, true, this.#now);
-  }
-
-  /** Unread counts can't be derived after every change: asks for them, once for several changes. */
-  #soonSync(): void {
-    this.timers.soonest('counts', this.#now + 1000, (now) => {
-      if (this.#link) this.sync(now);
-    });
+    const push = { conversation, seq, sender: this.feed.user ?? '', msgId, time, content: item.content, flags: item.flags };
+    this.inbox.push(push, true);
   }
 }

@@ -1,6 +1,6 @@
 // Loaded only by pages that need it, so it imports nothing but types.
 import type { Core, Engine, Inherited } from './engine.js';
-import type { TidegateError } from './error.js';
+import type { local, TidegateError, typed } from './error.js';
 import type { Method } from './methods.js';
 import type { Emitted } from './feed.js';
 import type { Conversation, OutboxItem, State } from './types.js';
@@ -42,10 +42,9 @@ interface Call {
 /** What the client lends to this module. */
 export interface Lent {
   engine(deliver: (event: Emitted, moved: Record<string, number>) => void, inherited: Inherited | undefined): Engine;
-  /** Returns any error as plain data, and plain data as an error. */
-  plain(error: unknown): Plain;
-  revive(error: Plain): TidegateError;
-  closed(): TidegateError;
+  TidegateError: typeof TidegateError;
+  local: typeof local;
+  typed: typeof typed;
 }
 
 /** Returns the event with its errors as plain data, or with plain data as errors. */
@@ -78,22 +77,52 @@ export class SharedCore implements Core {
   /** Tab that has the connection; `undefined` until one has announced itself. */
   #leader: string | undefined;
   #isClosing = false;
+  /** This tab has its own lock, so it may call the leader. */
+  #isPresent = false;
+  #name: string;
+  /** Conversations of which it is known who is online. */
+  #known = new Set<string>();
+  /** Conversations that this tab watches, and whether that was answered: then the next leader has to watch them again. */
+  #watched = new Map<string, boolean>();
+  /** Tabs that watch each conversation, while this tab has the connection. */
+  #watchers = new Map<string, Set<string>>();
+  /** Watching tabs whose end this tab waits for. */
+  #awaited = new Set<string>();
 
   constructor(name: string, lent: Lent, deliver: (event: Emitted) => void) {
     // An open channel would keep a process of Node alive.
     if (!navigator.locks) throw new Error('Web Locks are missing');
     this.#lent = lent;
     this.#deliver = deliver;
-    this.#channel = new BroadcastChannel(`tidegate:${name}`);
+    this.#name = `tidegate:${name}`;
+    this.#channel = new BroadcastChannel(this.#name);
     this.#channel.onmessage = ({ data }: MessageEvent<Post>) => this.#received(data);
-    this.#post({ kind: 'hello' });
     const held = new Promise<void>((resolve) => (this.#release = resolve));
-    navigator.locks
-      .request(`tidegate:${name}`, { signal: this.#abort.signal }, () => {
-        if (!this.#abort.signal.aborted) this.#lead();
-        return held;
-      })
-      .catch(() => {});
+    // The leader waits for this lock, which the tab has before its first call: it is free when the tab has ended.
+    this.#lock(this.#lockOf(this.#tab), () => {
+      this.#post({ kind: 'hello' });
+      this.#isPresent = true;
+      return held;
+    });
+    this.#lock(this.#name, () => {
+      this.#lead();
+      return held;
+    });
+  }
+
+  /** Calls `granted` when this tab has the lock, which it keeps until the returned promise ends. */
+  #lock(name: string, granted: () => Promise<void> | undefined): void {
+    const { signal } = this.#abort;
+    navigator.locks.request(name, { signal }, () => (signal.aborted ? undefined : granted())).catch(() => {});
+  }
+
+  /** Returns any error as plain data for other tabs. */
+  #plain = (error: unknown): Plain => this.#lent.typed(error, 'BAD_REQUEST').toJSON();
+
+  #revive = (error: Plain): TidegateError => new this.#lent.TidegateError(error);
+
+  #lockOf(tab: string): string {
+    return `${this.#name}:${tab}`;
   }
 
   #post(post: Post): void {
@@ -104,15 +133,16 @@ export class SharedCore implements Core {
     const inherited = this.#leader ? { positions: this.#positions, items: [...this.#items.values()], tail: this.#tail, fresh: !this.#synced } : undefined;
     this.#engine = this.#lent.engine((event, moved) => {
       // The end of this tab is none for the others.
-      if (!this.#isClosing) this.#post({ kind: 'event', event: mapErrors(event, this.#lent.plain), moved });
+      if (!this.#isClosing) this.#post({ kind: 'event', event: mapErrors(event, this.#plain), moved });
       this.#take(event, moved);
     }, inherited);
     this.#announce();
     for (const [id, call] of this.#calls) this.#dispatch(id, call);
+    this.#watchAgain();
   }
 
   #announce(): void {
-    const state = mapErrors({ name: 'state', value: this.#state }, this.#lent.plain).value as State;
+    const state = mapErrors({ name: 'state', value: this.#state }, this.#plain).value as State;
     const snapshot: Snapshot = {
       state,
       conversations: [...this.#conversations.values()],
@@ -133,6 +163,15 @@ export class SharedCore implements Core {
     Object.assign(this.#positions, moved);
     if (event.name === 'state') this.#state = event.value;
     if (event.name === 'conversation') this.#conversations.set(event.value.conversation, event.value);
+    if (event.name === 'presence') {
+      const { conversation, online } = event.value;
+      this.#known[online ? 'add' : 'delete'](conversation);
+      // Unknown on a live connection: the watch of all tabs has ended.
+      if (!online && this.#state.name === 'live') {
+        if (this.#watched.get(conversation)) this.#watched.delete(conversation);
+        this.#watchers.delete(conversation);
+      }
+    }
     if (event.name === 'synced') this.#synced = true;
     if (event.name === 'accepted' || event.name === 'failed') this.#items.delete(event.value.msgId);
     this.#deliver(event);
@@ -144,10 +183,10 @@ export class SharedCore implements Core {
         if (this.#engine) this.#announce();
         break;
       case 'leader':
-        this.#follow(post.tab, post.snapshot);
+        if (this.#isPresent) this.#follow(post.tab, post.snapshot);
         break;
       case 'event':
-        if (!this.#engine) this.#take(mapErrors(post.event, this.#lent.revive), post.moved);
+        if (!this.#engine) this.#take(mapErrors(post.event, this.#revive), post.moved);
         break;
       case 'call':
         if (this.#engine && post.leader === this.#tab) void this.#serve(post);
@@ -177,8 +216,10 @@ export class SharedCore implements Core {
     this.#tail = snapshot.tail ?? this.#tail;
     this.#synced ||= snapshot.synced;
     for (const value of snapshot.conversations) this.#take({ name: 'conversation', value }, {});
-    this.#take(mapErrors({ name: 'state', value: snapshot.state }, this.#lent.revive), {});
-    if (isNew) for (const [id, call] of this.#calls) this.#request(id, call);
+    this.#take(mapErrors({ name: 'state', value: snapshot.state }, this.#revive), {});
+    if (!isNew) return;
+    for (const [id, call] of this.#calls) this.#request(id, call);
+    this.#watchAgain();
   }
 
   /**
@@ -196,11 +237,12 @@ export class SharedCore implements Core {
       this.#post({ kind: 'reply', tab, id, value });
     } catch (error) {
       // A call that this tab has not finished goes to the next one that has the connection.
-      if (!this.#isClosing) this.#post({ kind: 'reply', tab, id, error: this.#lent.plain(error) });
+      if (!this.#isClosing) this.#post({ kind: 'reply', tab, id, error: this.#plain(error) });
     }
   }
 
   #run(tab: string, id: number, method: Method, args: unknown[]): Promise<unknown> {
+    if (method === 'watch' || method === 'unwatch') return this.#count(tab, method, args[0] as string);
     if (method !== 'send') return this.#engine!.call(method, args);
     const accepted = (item: OutboxItem) => {
       this.#keep(item);
@@ -209,19 +251,63 @@ export class SharedCore implements Core {
     return this.#engine!.call(method, [...args, accepted]);
   }
 
+  /** Carries out a call that starts or ends what a tab watches: reports end with the last tab. */
+  async #count(tab: string, method: 'watch' | 'unwatch', conversation: string): Promise<unknown> {
+    const tabs = this.#watchers.get(conversation) ?? new Set();
+    if (method === 'unwatch') {
+      tabs.delete(tab);
+      if (tabs.size > 0) return undefined;
+      this.#watchers.delete(conversation);
+      return this.#engine!.call(method, [conversation]);
+    }
+    this.#watchers.set(conversation, tabs.add(tab));
+    this.#awaitEnd(tab);
+    try {
+      // Also when another tab watches it: the answer brings the whole list.
+      return await this.#engine!.call(method, [conversation]);
+    } catch (error) {
+      tabs.delete(tab);
+      throw error;
+    }
+  }
+
+  /** Ends what another tab watches when that tab has ended, also by a crash. */
+  #awaitEnd(tab: string): void {
+    if (tab === this.#tab || this.#awaited.has(tab)) return;
+    this.#awaited.add(tab);
+    this.#lock(this.#lockOf(tab), () => {
+      this.#awaited.delete(tab);
+      for (const [conversation, tabs] of this.#watchers) if (tabs.has(tab)) this.#count(tab, 'unwatch', conversation).catch(() => {});
+      return undefined;
+    });
+  }
+
+  /** Another tab has the connection now, and knows nothing of what this one watches, nor who is online. */
+  #watchAgain(): void {
+    for (const conversation of this.#known) this.#deliver({ name: 'presence', value: { conversation, online: undefined } });
+    this.#known.clear();
+    for (const [conversation, isAnswered] of this.#watched) if (isAnswered) this.call('watch', [conversation]).catch(() => {});
+  }
+
   #dispatch(id: number, call: Call): void {
     const running = call.item ? this.#engine!.call('resend', [call.item]) : this.#run(this.#tab, id, call.method, call.args);
     running.then(
       (value) => this.#replied(id, value),
-      (error: unknown) => this.#replied(id, undefined, this.#lent.plain(error)),
+      (error: unknown) => this.#replied(id, undefined, this.#plain(error)),
     );
   }
 
   #replied(id: number, value: unknown, error?: Plain): void {
     const call = this.#calls.get(id);
     this.#calls.delete(id);
-    if (error) call?.reject(this.#lent.revive(error));
-    else call?.resolve(value);
+    if (!call) return;
+    const conversation = call.args[0] as string;
+    if (call.method === 'watch' && this.#watched.has(conversation)) {
+      if (error) this.#watched.delete(conversation);
+      else this.#watched.set(conversation, true);
+    }
+    if (error) call.reject(this.#revive(error));
+    else call.resolve(value);
   }
 
   call(method: Method, args: unknown[]): Promise<unknown> {
@@ -229,6 +315,9 @@ export class SharedCore implements Core {
       const id = ++this.#ids;
       const call: Call = { method, args: this.#copy(args), resolve, reject };
       this.#calls.set(id, call);
+      const conversation = args[0] as string;
+      if (method === 'watch') this.#watched.set(conversation, this.#watched.get(conversation) ?? false);
+      if (method === 'unwatch') this.#watched.delete(conversation);
       if (this.#engine) this.#dispatch(id, call);
       else if (this.#leader) this.#request(id, call);
     });
@@ -239,7 +328,7 @@ export class SharedCore implements Core {
     try {
       return structuredClone(args);
     } catch (error) {
-      throw this.#lent.revive(this.#lent.plain(error));
+      throw this.#lent.typed(error, 'BAD_REQUEST');
     }
   }
 
@@ -248,7 +337,7 @@ export class SharedCore implements Core {
     await this.#engine?.close();
     this.drop();
     if (this.#state.name !== 'closed') this.#take({ name: 'state', value: { name: 'closed' } }, {});
-    for (const id of [...this.#calls.keys()]) this.#replied(id, undefined, this.#lent.plain(this.#lent.closed()));
+    for (const id of [...this.#calls.keys()]) this.#replied(id, undefined, this.#plain(this.#lent.local('CLOSED')));
   }
 
   drop(): void {

@@ -1,10 +1,18 @@
 import type { TidegateError } from './error.js';
 import type { WireContent, WirePage, WireSettings } from './wire.js';
 
-/** Content of a message. `data` is bytes; other fields are passed on unchanged. */
+/** Content of a message: text, bytes or a JSON value (SPEC section 5). Other fields are passed on unchanged. */
 export interface Content {
   text?: string;
   data?: Uint8Array;
+  /** JSON value, not `null`; may be there together with `text` or `data`. */
+  json?: unknown;
+  /** Kind of `json` or `data`. */
+  type?: string;
+  /** Seq of a message of the same conversation. */
+  replyTo?: number;
+  /** Users, and `*` for all. */
+  mentions?: string[];
   [field: string]: unknown;
 }
 
@@ -26,6 +34,13 @@ export interface Sent {
   duplicate: boolean;
 }
 
+/** Outcome of a recall or an edit, which has a place of its own. */
+export interface Changed {
+  seq: number;
+  /** It had been carried out before. */
+  duplicate: boolean;
+}
+
 export interface SendOptions {
   /** Id of the message instead of a random one. Such a message is outside the chain. */
   msgId?: string;
@@ -33,6 +48,8 @@ export interface SendOptions {
   chain?: boolean;
   /** W3C trace context. */
   traceparent?: string;
+  /** Sum of 1 (transient: not stored), 2 (silent: not counted as unread) and 4 (no notice of push providers). Not for rooms. */
+  flags?: number;
 }
 
 export interface Message {
@@ -42,8 +59,12 @@ export interface Message {
   msgId: string;
   time: number;
   content: Content;
+  /** Seq of the newest edit that `content` has, if there was one. */
+  edit?: number | undefined;
   /** The conversation is a live room: `seq` neither orders nor counts. */
   room: boolean;
+  /** As in `SendOptions`; 65536: a hook that should have decided about it did not answer. */
+  flags?: number | undefined;
 }
 
 export type Change = 'CREATED' | 'JOINED' | 'LEFT' | 'KICKED' | 'ROLE' | 'SETTINGS' | 'DELETED' | 'MUTED' | 'UNMUTED';
@@ -133,7 +154,7 @@ export interface Conversation {
   readSeq: number;
   /** Other users' messages above `readSeq`. */
   unread: number;
-  /** Newest message or change that can be shown, as far as it is known. */
+  /** Newest message or change that can be shown, with its newest content, as far as it is known. */
   last?: Entry;
   clearedSeq: number;
   hidden: number[];
@@ -195,6 +216,13 @@ export interface RoomStats {
   reactions?: { kind: string; sum?: number; total?: number }[];
 }
 
+/** Who of a watched conversation is online. */
+export interface Presence {
+  conversation: string;
+  /** All that are online, sorted; the user as well. `undefined` when that is no longer known: the client is not live, or the watch has ended. */
+  online: string[] | undefined;
+}
+
 /** Events and their values. */
 export interface Events {
   state: State;
@@ -217,6 +245,8 @@ export interface Events {
   shed: { room: string; count: number };
   /** Members and reactions of a live room, and the number of messages left out of it. */
   roomStats: RoomStats;
+  /** Each change of who of a watched conversation is online. */
+  presence: Presence;
   /** Entries that can't be had, because the user is no longer a member. */
   gap: { conversation: string; first: number; last: number };
   /** The state of a conversation has changed. */
@@ -239,9 +269,12 @@ export interface OutboxItem {
   to: Target;
   content: WireContent;
   chained: boolean;
+  /** Room whose messages keep the order in which they were written. */
+  room?: string | undefined;
   /** Id that the next chained message will have. */
   tail?: string | undefined;
   traceparent?: string | undefined;
+  flags?: number | undefined;
 }
 
 /** What a storage holds. */

@@ -18,15 +18,16 @@ export interface WirePush {
   event?: { change?: string; users?: string[]; role?: string; settings?: Record<string, string> };
   recall?: { seq?: number };
   edit?: { seq?: number; content?: WireContent };
-  flags?: number;
+  edited?: { seq?: number; time?: number };
+  flags?: number | undefined;
 }
 
 export interface WireError {
   code?: number;
-  name?: string;
+  name?: string | undefined;
   message?: string;
   temporary?: boolean;
-  retryAfterMs?: number;
+  retryAfterMs?: number | undefined;
   detail?: Record<string, string>;
 }
 
@@ -65,6 +66,7 @@ export interface WireSettings {
   unread?: 'all' | 'direct' | 'none';
   retention?: 'none' | '1d' | '7d' | '30d' | 'forever';
   search?: 'on' | 'off';
+  presence?: 'on' | 'off';
 }
 
 export interface WireWelcome {
@@ -85,6 +87,14 @@ export interface WireGoAway {
   reason?: string;
 }
 
+export interface WirePresence {
+  conversation: string;
+  online?: string[];
+  offline?: string[];
+  complete?: boolean;
+  ended?: boolean;
+}
+
 export interface WirePosition {
   conversation: string;
   seq?: number;
@@ -97,7 +107,6 @@ export interface ServerFrame {
   sendAck?: { conversation?: string; msgId?: string; seq?: number; time?: number; duplicate?: boolean };
   error?: WireError;
   push?: WirePush;
-  done?: object;
   pong?: { positions?: WirePosition[]; time?: number };
   nextIdIs?: { nextId?: string };
   behind?: { conversation: string; maxSeq?: number };
@@ -113,6 +122,7 @@ export interface ServerFrame {
   cleared?: { conversation: string; seq?: number };
   hidden?: { conversation: string; seqs?: number[] };
   roomStats?: RoomStats;
+  presence?: WirePresence;
   signal?: { conversation: string; kind?: string; content?: WireContent; sender?: string };
 }
 

@@ -1,6 +1,6 @@
 // The outboxes of the kit in files: what another process finds after a kill.
 import assert from 'node:assert/strict';
-import { appendFileSync, mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { appendFileSync, mkdtempSync, readFileSync, readdirSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
@@ -40,4 +40,22 @@ test('an answer is reported before its message is removed', async (context) => {
   assert.equal((await store.load()).items.length, 1);
   await removed;
   assert.equal((await store.load()).items.length, 0);
+});
+
+test('a client that crashed writes nothing after the next one has opened its store', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'tidegate-stores-'));
+  const open = fileStores();
+  const item = (msgId, at) => ({ msgId, at, tail: `after ${msgId}` });
+  const crashed = open(directory, 'phone');
+  await crashed.put(item('m1', 1));
+  const removal = crashed.remove('m1');
+  const next = open(directory, 'phone');
+  assert.equal((await next.load()).tail, 'after m1');
+  let isDone = false;
+  void crashed.put(item('m2', 2)).then(() => (isDone = true));
+  await next.put(item('n2', 2));
+  await removal;
+  assert.deepEqual((await next.load()).items.map((it) => it.msgId), ['m1', 'n2']);
+  assert.ok(!isDone && !readFileSync(join(directory, 'phone.jsonl'), 'utf8').includes('m2'));
+  rmSync(directory, { recursive: true });
 });

@@ -111,13 +111,18 @@ test('follows groups, rooms and signals', limits, async () => {
   const inGroup = event(frank, 'message');
   const { seq } = await erin.send('g:team', { data: new Uint8Array([0, 1, 255]) });
   assert.deepEqual((await inGroup).content.data, new Uint8Array([0, 1, 255]));
+  const edits = [erin, frank].map((it) => event(it, 'edit'));
+  const edit = await erin.edit('g:team', seq, { text: 'better', mentions: ['frank'] });
+  assert.deepEqual(edit, { seq: seq + 1, duplicate: false });
+  for (const { sender, edited, content } of await Promise.all(edits)) assert.deepEqual([sender, edited, content], ['erin', seq, { text: 'better', mentions: ['frank'] }]);
+  await assert.rejects(frank.edit('g:team', seq, 'mine'), { name: 'FORBIDDEN' });
   const signal = event(frank, 'signal');
   await erin.signal('g:team', 'typing', 'soon');
   assert.deepEqual(await signal, { conversation: 'g:team', sender: 'erin', kind: 'typing', content: { text: 'soon' } });
   const left = event(erin, 'change', (it) => it.change === 'LEFT');
   await frank.leave('g:team');
   assert.deepEqual((await left).users, ['frank']);
-  assert.equal((await left).seq, seq + 1);
+  assert.equal((await left).seq, edit.seq + 1);
   await assert.rejects(frank.send('g:team', 'still here?'), { name: 'NOT_A_MEMBER', code: 2004, temporary: false, cure: /Join first/ });
 
   await Promise.all([erin.join('r:hall'), frank.join('hall')]);

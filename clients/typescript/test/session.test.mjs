@@ -32,7 +32,7 @@ test('writes only frames and fields of the schema', () => {
   machine.send('hi');
   machine.push(5);
   machine.tick(60_000);
-  machine.session.close(machine.now, () => {});
+  machine.session.close(() => {});
   for (const { conn, id, ...frame } of machine.written) {
     for (const [kind, body] of Object.entries(frame)) {
       assert.ok(known.has(kind), `${kind} of ${conn}/${id}`);
@@ -63,7 +63,7 @@ function replay(name, device, options) {
       const wanted = line.client.send;
       let frame = machine.frames('send').find((it) => it.send.msgId === wanted.msgId && (it.send.attempt ?? 0) === (wanted.attempt ?? 0));
       if (!frame) {
-        machine.send(wanted.content.text, wanted.toUser ?? wanted.conversation, options.chain ? undefined : wanted.msgId);
+        machine.send(wanted.content.text, wanted.toUser ?? wanted.conversation, options.chain ? {} : { msgId: wanted.msgId });
         frame = machine.frames('send').at(-1);
       }
       assert.deepEqual({ ...frame.send, nextId: undefined }, { ...wanted, nextId: undefined });
@@ -221,8 +221,8 @@ test('keeps no alternates while the application keeps it offline', () => {
   const machine = new Machine();
   machine.login();
   machine.frame({ goAway: { afterMs: 1000, windowMs: 500, alternates: ['ws://b'] } });
-  machine.session.offline(machine.now);
-  machine.session.online(machine.now);
+  machine.session.offline();
+  machine.session.online();
   assert.deepEqual(machine.opens[1].alternates, []);
 });
 
@@ -287,13 +287,17 @@ test('waits longer each time when each node sends it away at once', () => {
   assert.equal(machine.opens.length, 6);
 });
 
-test('a join does not overtake the leave that follows it, nor a leave the join', () => {
+for (const [kind, has] of [['rooms', (it, stops) => (stops ? it.leave : it.join)], ['watches', (it, stops) => it.watch && !it.watch.stop === !stops]]) {
+  test(`the start of ${kind} does not overtake the end that follows it, nor an end the start`, () => startAndEnd(kind, has));
+}
+
+function startAndEnd(kind, has) {
   const busy = { code: 4013, name: 'BUSY', temporary: true };
   const machine = new Machine();
-  machine.login();
+  machine.login({ features: ['watch'] });
   const outcomes = [];
-  const ask = (method) => machine.session.rooms[method](machine.now, 'hall', { done: () => outcomes.push(method), fail: (error) => outcomes.push(error.name) });
-  for (const [first, second] of [['join', 'leave'], ['leave', 'join']]) {
+  const ask = (method) => machine.session[kind][method]('hall', { done: () => outcomes.push(method), fail: (error) => outcomes.push(error.name) });
+  for (const [first, second] of [['enter', 'leave'], ['leave', 'enter']]) {
     outcomes.length = 0;
     const before = machine.written.length;
     ask(first);
@@ -302,10 +306,10 @@ test('a join does not overtake the leave that follows it, nor a leave the join',
     machine.frame({ id: one.id, error: busy });
     machine.frame({ id: two.id, done: {} });
     machine.tick(5000);
-    assert.deepEqual(machine.written.slice(before).map((it) => (it.join ? 'join' : it.leave ? 'leave' : 'ping')).filter((it) => it !== 'ping'), [first, second]);
+    assert.deepEqual(machine.written.slice(before).map((it) => (has(it, false) ? 'enter' : has(it, true) ? 'leave' : 'ping')).filter((it) => it !== 'ping'), [first, second]);
     assert.deepEqual(outcomes, [second, first]);
   }
-});
+}
 
 test('gives a sign of life in each heartbeat, and leaves a silent node', () => {
   const machine = new Machine();
@@ -348,6 +352,39 @@ test('sends what was given back in order, after the wait', () => {
   assert.deepEqual(machine.frames('send').slice(2).map((it) => it.send.content.text), ['one', 'two', 'three']);
 });
 
+test('a message to a room waits for an earlier one that waits for its retry', () => {
+  const machine = new Machine({ chain: true });
+  machine.login();
+  machine.send('one', 'r:hall');
+  machine.frame({ id: machine.frames('send')[0].id, error: { code: 4014, name: 'RATE_LIMITED', temporary: true, retryAfterMs: 1000 } });
+  for (const [text, to, options] of [['two', 'r:hall'], ['else', 'r:attic'], ['hi', 'bob'], ['now', 'r:hall', { chain: false }], ['later', 'r:hall']]) machine.send(text, to, options);
+  const texts = () => machine.frames('send').map((it) => it.send.content.text);
+  assert.deepEqual(texts(), ['one', 'else', 'hi', 'now'], 'other rooms, the chain, and what is outside of the order do not wait');
+  machine.tick(1000);
+  assert.deepEqual(texts().slice(4), ['one', 'two', 'later']);
+  assert.ok(machine.frames('send').every(({ send }) => !send.nextId === !!send.conversation), 'only the chain has successors');
+  const loose = new Machine();
+  loose.login();
+  loose.send('one', 'r:hall');
+  loose.frame({ id: loose.frames('send')[0].id, error: { code: 4014, name: 'RATE_LIMITED', temporary: true, retryAfterMs: 1000 } });
+  loose.send('two', 'r:hall');
+  assert.equal(loose.frames('send').length, 2, 'without `chain` nothing waits');
+});
+
+test('flags go with a message, also when it is repeated, and come with it', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.send('psst', 'bob', { flags: 2 });
+  machine.lost();
+  machine.tick(60_000);
+  machine.login();
+  assert.deepEqual(machine.frames('send').map(({ send }) => [send.flags, send.attempt]), [[2, undefined], [2, 1]]);
+  const { id, send } = machine.frames('send').at(-1);
+  machine.frame({ id, sendAck: { conversation: KEY, msgId: send.msgId, seq: 1 } });
+  machine.push(2, { flags: 65538 });
+  assert.deepEqual([machine.of('sent')[0].flags, machine.of('message')[0].flags], [2, 65538]);
+});
+
 test('pulls a hole, hands over in order, and acknowledges once', () => {
   const machine = new Machine();
   machine.login({}, [{ conversation: KEY, maxSeq: 2, minSeq: 1 }]);
@@ -364,6 +401,24 @@ test('pulls a hole, hands over in order, and acknowledges once', () => {
   assert.deepEqual(machine.of('message').map((it) => it.seq), [3, 6]);
   assert.deepEqual(machine.of('recall').map((it) => it.recalled), [4]);
   assert.deepEqual(machine.frames('ack').map((it) => it.ack.seq), [3, 7]);
+});
+
+test('hands over what was pushed above the bound of the user, and pulls the hole below it once', () => {
+  const machine = new Machine();
+  machine.login({}, [{ conversation: KEY, maxSeq: 3, minSeq: 1 }]);
+  machine.push(7);
+  machine.tick(1000);
+  const [{ id, pull }] = machine.frames('pull');
+  assert.equal(pull.cursor, 3);
+  machine.push(8);
+  machine.frame({ id, page: { conversation: KEY, expired: [{ first: 4, last: 8 }], completeTo: 8 } });
+  machine.push(9);
+  // A sync and a lower bound move nothing back.
+  machine.session.sync();
+  machine.frame({ id: machine.frames('sync').at(-1).id, conversationState: { conversation: KEY, maxSeq: 2, minSeq: 1 } });
+  machine.tick(5000);
+  assert.deepEqual(machine.of('message').map((it) => it.seq), [7, 8, 9]);
+  assert.deepEqual([machine.frames('pull').length, machine.frames('ack').at(-1).ack.seq], [1, 9]);
 });
 
 test('does not hand over the content of a message whose recall is known', () => {
@@ -384,6 +439,82 @@ test('an edit replaces a content, and is no message that could be unread', () =>
   assert.deepEqual(machine.of('edit').map((it) => [it.seq, it.edited, it.content]), [[2, 1, { text: 'better', mentions: ['bob'] }]]);
   assert.deepEqual(machine.of('message').map((it) => it.seq), [1, 3]);
   assert.equal(machine.of('conversation').at(-1).unread, 1, 'neither the edit nor the silent message');
+});
+
+/** Text of the last entry, by the latest event of its conversation. */
+const lastText = (machine) => machine.of('conversation').at(-1).last.content?.text;
+const editOf = (seq, text) => ({ content: undefined, edit: { seq, ...(text ? { content: { text } } : {}) } });
+
+test('the last entry of a conversation has the content of the newest edit', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.push(1);
+  const before = machine.of('conversation').at(-1);
+  machine.push(2, editOf(1, 'better'));
+  assert.deepEqual([before.last.content.text, lastText(machine)], ['t1', 'better'], 'what the application got before stays');
+  machine.push(3, editOf(1, 'best'));
+  const { kind, seq, sender, edit } = machine.of('conversation').at(-1).last;
+  assert.deepEqual([kind, seq, sender, edit, lastText(machine)], ['message', 1, 'bob', 3, 'best']);
+  machine.push(4);
+  machine.push(5, editOf(1, 'late'));
+  assert.equal(lastText(machine), 't4', 'an edit of an earlier message');
+  machine.push(6, { content: undefined, recall: { seq: 4 } });
+  machine.push(7, editOf(4, 'secret'));
+  assert.deepEqual(machine.of('conversation').at(-1).last, { kind: 'recalled', conversation: KEY, seq: 4 });
+});
+
+test('the last entry keeps its newest content over a reconnect, whether a state or a page has it', () => {
+  const machine = new Machine();
+  const last = (text, edit) => ({ conversation: KEY, seq: 1, sender: 'bob', msgId: 'b1', time: 1, content: { text }, edited: { seq: edit, time: edit } });
+  const pulled = (...messages) => machine.frame({ id: machine.frames('pull').at(-1).id, page: { conversation: KEY, messages, completeTo: 9 } });
+  machine.login();
+  machine.push(1);
+  machine.push(2, editOf(1, 'two'));
+  machine.lost();
+  machine.tick(5000);
+  machine.login({}, [{ conversation: KEY, maxSeq: 4, last: last('four', 4) }]);
+  assert.equal(lastText(machine), 'four');
+  machine.push(3, editOf(1, 'three'));
+  assert.equal(lastText(machine), 'four', 'an earlier edit arrives late');
+  pulled({ conversation: KEY, seq: 4, ...editOf(1) });
+  assert.equal(lastText(machine), 'four', 'a page has no content of what is edited again');
+  machine.lost();
+  machine.tick(5000);
+  machine.login({}, [{ conversation: KEY, maxSeq: 6 }]);
+  pulled({ conversation: KEY, seq: 5, ...editOf(1) }, { conversation: KEY, seq: 6, ...editOf(1, 'six') });
+  assert.equal(lastText(machine), 'six', 'a state leaves out an entry that is far from the end');
+});
+
+test('a state that was read before an edit arrived does not bring the former content back', () => {
+  const machine = new Machine();
+  machine.login();
+  machine.push(1);
+  machine.session.sync();
+  const { id } = machine.frames('sync').at(-1);
+  machine.push(2, editOf(1, 'better'));
+  machine.frame({ id, conversationState: { conversation: KEY, maxSeq: 1, last: { conversation: KEY, seq: 1, sender: 'bob', content: { text: 't1' } } } });
+  machine.frame({ id, syncEnd: {} });
+  assert.equal(lastText(machine), 'better');
+});
+
+test('the last entry of a first state has the edits and recalls that came before the state', () => {
+  const last = { conversation: KEY, seq: 5, sender: 'bob', time: 5, msgId: 'b5', content: { text: 't5' } };
+  const after = (changes, state) => {
+    const machine = new Machine({ positions: { [KEY]: 5 }, fresh: false });
+    machine.open();
+    machine.frame({ id: machine.frames('hello').at(-1).id, welcome: { session: 's1', node: 'n1' } });
+    for (const [at, change] of changes.entries()) machine.push(6 + at, { content: undefined, msgId: undefined, ...change });
+    const { id } = machine.frames('sync').at(-1);
+    machine.frame({ id, conversationState: { conversation: KEY, maxSeq: 5, minSeq: 1, last, ...state } });
+    return machine.session.feed.conversations.get(KEY).last;
+  };
+  const edit = (text) => ({ edit: { seq: 5, content: { text } } });
+  const edited = after([edit('one'), edit('two'), { edit: { seq: 4, content: { text: 'of another' } } }]);
+  assert.deepEqual([edited.content, edited.edit], [{ text: 'two' }, 7]);
+  assert.deepEqual(after([{ recall: { seq: 5 } }]), { kind: 'recalled', conversation: KEY, seq: 5 });
+  const newer = after([edit('one')], { maxSeq: 9, last: { ...last, content: { text: 'nine' }, edited: { seq: 9, time: 9 } } });
+  assert.deepEqual([newer.content, newer.edit], [{ text: 'nine' }, 9], 'the state has a later edit');
+  assert.deepEqual(after([]).content, { text: 't5' });
 });
 
 test('begins at the start of a conversation, also if a push comes and the first sync is slow', () => {
@@ -437,7 +568,7 @@ test('goes on behind a hole that can never be filled', () => {
 
 test('makes no gap of a pull that ends with the connection', () => {
   const kicked = { close: { code: 3501, name: 'KICKED', reconnect: 'RECONNECT_NEVER' } };
-  for (const end of [(it) => it.session.close(it.now, () => {}), (it) => it.frame(kicked)]) {
+  for (const end of [(it) => it.session.close(() => {}), (it) => it.frame(kicked)]) {
     const machine = new Machine();
     machine.login();
     machine.push(1);
@@ -446,7 +577,7 @@ test('makes no gap of a pull that ends with the connection', () => {
     assert.equal(machine.frames('pull').length, 1);
     end(machine);
     machine.tick(5000);
-    assert.deepEqual([machine.of('gap'), machine.session.inbox.position(KEY)], [[], 1]);
+    assert.deepEqual([machine.of('gap'), machine.session.inbox.positions()], [[], [{ conversation: KEY, seq: 1 }]]);
   }
 });
 
@@ -456,15 +587,25 @@ test('repeats a request after a reconnect, and knows that it was carried out', (
   const outcome = [];
   const leave = { body: { leave: { conversation: 'g:x' } }, doneBy: 'NOT_A_MEMBER', done: () => outcome.push('done'), fail: (error) => outcome.push(error.name) };
   const answer = () => machine.frame({ id: machine.frames('leave').at(-1).id, error: { code: 2004, name: 'NOT_A_MEMBER' } });
-  machine.session.ask(machine.now, leave);
+  machine.session.requests.add(leave);
   answer();
-  machine.session.ask(machine.now, leave);
+  machine.session.requests.add(leave);
   machine.lost();
   machine.tick(1000);
   machine.login();
   assert.equal(machine.frames('leave').length, 3);
   answer();
   assert.deepEqual(outcome, ['NOT_A_MEMBER', 'done']);
+});
+
+test('refuses a request that is no JSON, and keeps what waits', () => {
+  const machine = new Machine();
+  const outcome = { done() {}, fail() {} };
+  machine.session.requests.add({ body: { leave: { conversation: 'g:x' } }, ...outcome });
+  assert.throws(() => machine.session.requests.add({ body: { edit: { conversation: KEY, content: { json: 1n } } }, ...outcome }), TypeError);
+  machine.session.requests.add({ body: { leave: { conversation: 'g:y' } }, ...outcome });
+  machine.login();
+  assert.deepEqual(machine.frames('leave').map((it) => it.leave.conversation), ['g:x', 'g:y']);
 });
 
 test('counts unread messages between two syncs', () => {
@@ -480,15 +621,34 @@ test('counts unread messages between two syncs', () => {
 test('a message to a room that is repeated after a reconnect comes after the join', () => {
   const machine = new Machine();
   machine.login();
-  machine.session.rooms.join(machine.now, 'hall', { done() {}, fail() {} });
+  machine.session.rooms.enter('hall', { done() {}, fail() {} });
   machine.frame({ id: machine.frames('join')[0].id, done: {} });
-  machine.session.send(machine.now, { conversation: 'r:hall' }, { text: 'hi' }, { chained: true });
+  machine.send('hi', 'r:hall');
   const before = machine.written.length;
   machine.lost();
   machine.tick(60_000);
   machine.login();
   const kinds = machine.written.slice(before).map((it) => ['join', 'send', 'sync'].find((kind) => it[kind]));
   assert.deepEqual(kinds.filter(Boolean), ['join', 'send', 'sync']);
+});
+
+test('a client that was removed from a room enters it again only when the application asks', () => {
+  const machine = new Machine();
+  machine.login();
+  const join = (room) => machine.session.rooms.enter(room, { done() {}, fail() {} });
+  join('hall');
+  machine.frame({ id: machine.frames('join')[0].id, done: {} });
+  // Its answer is still due.
+  join('attic');
+  for (const room of ['hall', 'attic']) machine.frame({ notice: { kind: 'NOTICE_KIND_ROOM_REMOVED', conversation: `r:${room}` } });
+  machine.lost();
+  machine.tick(60_000);
+  machine.login();
+  machine.tick(60_000);
+  const rooms = () => machine.frames('join').map((it) => it.join.room);
+  assert.deepEqual(rooms(), ['hall', 'attic']);
+  join('hall');
+  assert.deepEqual(rooms(), ['hall', 'attic', 'hall']);
 });
 
 /** A live machine whose token ends `seconds` after the login, by the clock of the node, which is an hour ahead. */
@@ -522,7 +682,7 @@ test('asks for none if the node has no refresh, or the end of the token is unkno
   const foreign = expiring('soon', undefined, ['refresh'], 30_000);
   foreign.tick(25_000);
   assert.ok(Number.isFinite(foreign.session.timers.due()), 'no timer for a time that is no number');
-  assert.deepEqual(opaque.frames('hello')[0].hello.features, ['refresh', 'react']);
+  assert.deepEqual(opaque.frames('hello')[0].hello.features, ['refresh', 'react', 'watch']);
 });
 
 test('replaces the token of the connection, and later that one', () => {
@@ -589,8 +749,8 @@ test('does not use a token for a connection that has ended or was moved away fro
   machine.lost();
   machine.tick(1000);
   machine.login({ features: ['refresh'] }, [], 't2', { exp: machine.now / 1000 + 600 });
-  machine.session.renewed(machine.now, late, 't3', { exp: machine.now / 1000 + 600 });
+  machine.session.renewed(late, 't3', { exp: machine.now / 1000 + 600 });
   assert.deepEqual(machine.frames('refresh'), []);
-  machine.session.offline(machine.now);
-  assert.equal(machine.session.timers.due(), undefined, 'nothing keeps the process alive');
+  machine.session.offline();
+  assert.equal(machine.session.timers.due(), Infinity, 'nothing keeps the process alive');
 });

@@ -63,7 +63,7 @@ function closeLastingly(world, client) {
     if (world.links.get(id).client === client) world.node.kick(id);
   }
   world.at(1000 + world.random() * 1000, () => {
-    client.session.online(world.now);
+    world.session(client).online();
     world.drain(client);
   });
 }
@@ -135,7 +135,7 @@ test('continues behind what was handed over before a close', () => {
     const heard = [];
     for (let closes = 0; closes < 5; closes++) {
       world.run(world.random() * 1000);
-      alice.session.close(world.now, () => {});
+      world.session(alice).close(() => {});
       world.run(3000);
       alice.gone = true;
       heard.push(...alice.heard);

@@ -6,7 +6,7 @@ import { dialog } from "./keys.ts";
 /** What the open view has read, as commands that print the same outside of the page. */
 export function Commands() {
   const hasKey = Object.keys(keyHeader()).length > 0;
-  const all = asked.value.map((path) => [path, curl(path, location.origin, hasKey)] as const);
+  const all = asked.value.map((path) => [path, curl(path, location.origin)] as const);
   return (
     <>
       <h2>What this view has read</h2>

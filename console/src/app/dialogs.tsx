@@ -1,6 +1,7 @@
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import table from "code-table";
+import { isId } from "../live/ids.ts";
 import { Icon } from "../parts/icon.tsx";
 import { Commands } from "./commands.tsx";
 import { KEYS, dialog, letters } from "./keys.ts";
@@ -26,10 +27,12 @@ function find(text: string, list: readonly Entry[]): Hit[] {
     .slice(0, 6)
     .map((it) => ({ label: `${it.code} ${it.name}`, note: "code", act: () => go(`/errors?code=${it.code}`) }));
   const hits = [...all.filter((it) => it.label.toLowerCase().includes(word)), ...codes];
-  if (/^[A-Za-z0-9_.-]{1,64}$/.test(text.trim())) {
+  if (isId(text.trim())) {
     const id = encodeURIComponent(text.trim());
     hits.push({ label: text.trim(), note: "messages of this user", act: () => go(`/messages?user=${id}`) });
     hits.push({ label: text.trim(), note: "this user", act: () => go(`/people?user=${id}`) });
+    hits.push({ label: text.trim(), note: "this group", act: () => go(`/groups?group=${id}`) });
+    hits.push({ label: text.trim(), note: "this live room", act: () => go(`/rooms?room=${id}`) });
     hits.push({ label: text.trim(), note: "message with this id", act: () => go(`/messages?msg=${id}`) });
   }
   return hits;
@@ -55,7 +58,7 @@ function Find({ list }: { readonly list: readonly Entry[] }) {
           aria-expanded="true"
           aria-controls="hits"
           aria-activedescendant={`hit-${chosen.value}`}
-          placeholder="A view, a code, a user, the id of a message"
+          placeholder="A view, a code, a user, a group, the id of a message"
           value={text.value}
           onInput={(event) => {
             text.value = event.currentTarget.value;

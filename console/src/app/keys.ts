@@ -1,6 +1,6 @@
 import { signal } from "@preact/signals";
 import { boot } from "../live/boot.ts";
-import { entries } from "./nav.ts";
+import { ENTRIES, entries } from "./nav.ts";
 import { go } from "./router.ts";
 import { toggleTheme } from "./theme.ts";
 
@@ -16,7 +16,7 @@ export const viewKeys = new Map<string, () => void>();
 /** Keys of all views, as the list of keys shows them. */
 export const KEYS: readonly (readonly [string, string])[] = [
   ["Ctrl K", "find or jump"],
-  ["g, then t o m e r n c p u", "open a view"],
+  [`g, then ${ENTRIES.map((entry) => entry.key).join(" ")}`, "open a view"],
   ["/", "filter the list"],
   ["1 – 8", "break something, on Try it; with Alt also in a field"],
   ["p", "pause the events, or the river"],

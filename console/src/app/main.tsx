@@ -5,6 +5,7 @@ import "../styles/try.css";
 import "../styles/views.css";
 import "../styles/nodes.css";
 import "../styles/guard.css";
+import "../styles/groups.css";
 import { render } from "preact";
 import { followBoot } from "../live/boot.ts";
 import { startPolicy } from "../live/policy.ts";

@@ -19,6 +19,7 @@ export const ENTRIES: readonly Entry[] = [
   { path: "/nodes", label: "Nodes", icon: "server", key: "n", group: "Operate" },
   { path: "/connections", label: "Connections", icon: "link", key: "c", group: "Operate" },
   { path: "/people", label: "People", icon: "people", key: "p", group: "Operate" },
+  { path: "/groups", label: "Groups and rooms", icon: "hash", key: "g", group: "Operate" },
   { path: "/webhooks", label: "Webhooks", icon: "send", key: "w", group: "Operate" },
   { path: "/guard", label: "Guard", icon: "shield", key: "u", group: "Operate" },
 ];

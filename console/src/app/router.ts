@@ -8,9 +8,10 @@ export const path = computed(() => href.value.split("?")[0] ?? "/");
 /** The query of the page: filters and selections live here, so that an address shows the same view again. */
 export const query = computed(() => new URLSearchParams(href.value.split("?")[1] ?? ""));
 
-/** The view of the page: the first part of its path. */
+/** The view of the page: the first part of its path. Groups and live rooms are one view. */
 export function current(): string {
-  return `/${path.value.split("/")[1] ?? ""}`;
+  const first = `/${path.value.split("/")[1] ?? ""}`;
+  return first === "/rooms" ? "/groups" : first;
 }
 
 /** Opens another address of the page without a load. */

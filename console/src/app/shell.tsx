@@ -25,6 +25,7 @@ const LATER: Record<string, () => Promise<{ default: ComponentType }>> = {
   "/nodes": () => import("../views/nodes.tsx"),
   "/connections": () => import("../views/connections.tsx"),
   "/people": () => import("../views/people.tsx"),
+  "/groups": () => import("../views/groups.tsx"),
   "/webhooks": () => import("../views/webhooks.tsx"),
   "/guard": () => import("../guard/view.tsx"),
   "/styleguide": () => import("../views/styleguide.tsx"),

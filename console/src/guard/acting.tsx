@@ -2,7 +2,8 @@ import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
-import { REASON_BYTES_MAX, SUBJECTS, addEntry, entryPath, entryRequest, isReason, liftEntry, type GuardChanged, type ListName } from "../live/guard.ts";
+import { REASON_BYTES_MAX, SUBJECTS, addEntry, entryPath, entryRequest, isReason, liftEntry, type ListName } from "../live/guard.ts";
+import { Confirm } from "../parts/confirm.tsx";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Modal } from "../parts/modal.tsx";
@@ -17,9 +18,9 @@ export const outcome = signal("");
 
 const failed = signal<ApiError | undefined>(undefined);
 
-async function act(list: ListName, subject: string, isAdded: boolean, run: () => Promise<GuardChanged>, after: () => void): Promise<void> {
+async function add(list: ListName, subject: string, reason: string, ttlMs: number | undefined, after: () => void): Promise<void> {
   try {
-    outcome.value = changedWords(list, subject, isAdded, await run());
+    outcome.value = changedWords(list, subject, true, await addEntry(list, subject, reason, ttlMs));
     acting.value = undefined;
     failed.value = undefined;
   } catch (error) {
@@ -31,16 +32,16 @@ async function act(list: ListName, subject: string, isAdded: boolean, run: () =>
 function Lift({ list, subject, after }: { readonly list: ListName; readonly subject: string; readonly after: () => void }) {
   const [question, more] = liftWords(list, subject);
   return (
-    <form onSubmit={(event) => { event.preventDefault(); void act(list, subject, false, () => liftEntry(list, subject), after); }}>
-      <h2>{question}</h2>
-      <p class="soft">{more}</p>
-      {failed.value && <Failed error={failed.value} />}
-      <div class="actions">
-        <CopyButton label="Copy as curl" text={() => curl("DELETE", location.origin, `'${entryPath(list, subject)}'`)} />
-        <button type="button" class="button" autofocus onClick={() => (acting.value = undefined)}>Keep it</button>
-        <button type="submit" class="button danger" disabled={isSilent.value}>{LISTS[list].lift}</button>
-      </div>
-    </form>
+    <Confirm
+      title={question}
+      words={more}
+      path={entryPath(list, subject)}
+      keep="Keep it"
+      verb={LISTS[list].lift}
+      run={async () => changedWords(list, subject, false, await liftEntry(list, subject).finally(after))}
+      done={(said) => (outcome.value = said)}
+      close={() => (acting.value = undefined)}
+    />
   );
 }
 
@@ -56,7 +57,7 @@ function Add({ list, subject: given, after }: { readonly list: ListName; readonl
   const isWhole = name.trim() !== "" && isReason(reason.trim());
   const [method, path, body] = entryRequest(list, subject, reason.trim(), ttlMs);
   return (
-    <form onSubmit={(event) => { event.preventDefault(); if (isWhole) void act(list, subject, true, () => addEntry(list, subject, reason.trim(), ttlMs), after); }}>
+    <form onSubmit={(event) => { event.preventDefault(); if (isWhole) void add(list, subject, reason.trim(), ttlMs, after); }}>
       <h2>{LISTS[list].add}</h2>
       <div class="pair">
         <label>What

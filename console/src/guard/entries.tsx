@@ -1,6 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { isSilent } from "../app/silence.ts";
-import { boot } from "../live/boot.ts";
+import { isFull } from "../live/boot.ts";
 import { entryPage, type EntryPage, type GuardEntry, type ListName } from "../live/guard.ts";
 import { hasRoute } from "../live/routes.ts";
 import { Failed } from "../parts/failed.tsx";
@@ -42,7 +42,7 @@ export function useEntries(name: ListName, changes: number): { readonly page: En
 function Row({ name, it, lift }: { readonly name: ListName; readonly it: GuardEntry; readonly lift: string }) {
   const [kind, subject] = subjectParts(it.subject);
   const words = LISTS[name].lift;
-  const mayAct = boot.value?.console === "full" && hasRoute(lift);
+  const mayAct = isFull() && hasRoute(lift);
   const user = kind === "network" ? "" : (subject.split("/")[0] ?? "");
   return (
     <li class="entry">
@@ -63,7 +63,7 @@ export function Entries({ name, list }: { readonly name: ListName; readonly list
   const { page, more, reading } = list;
   const words = LISTS[name];
   const [add, lift] = name === "allow" ? ["PUT /v1/allow/{network}", "DELETE /v1/allow/{network}"] : [`POST /v1/${name}`, `DELETE /v1/${name}/{subject}`];
-  const mayAdd = boot.value?.console === "full" && hasRoute(add);
+  const mayAdd = isFull() && hasRoute(add);
   return (
     <section class="pad lists" aria-label={words.title}>
       <div class="row">

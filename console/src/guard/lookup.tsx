@@ -1,7 +1,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { query, setQuery } from "../app/router.ts";
 import { isSilent } from "../app/silence.ts";
-import { boot } from "../live/boot.ts";
+import { isFull } from "../live/boot.ts";
 import { LEVELS, banSubject, limitKey, stormPath, type LimitState, type LimitsOf, type Storm, type SubjectView } from "../live/guard.ts";
 import { hasRoute } from "../live/routes.ts";
 import { Failed } from "../parts/failed.tsx";
@@ -33,7 +33,7 @@ function BanState({ subject, changes }: { readonly subject: string; readonly cha
   useEffect(() => {
     if (changes > 0) again();
   }, [changes]);
-  const mayBan = boot.value?.console === "full" && hasRoute("POST /v1/bans") && value?.exempt === null && !value.banned;
+  const mayBan = isFull() && hasRoute("POST /v1/bans") && value?.exempt === null && !value.banned;
   return (
     <>
       {error && <Failed error={error} again={again} />}

@@ -2,7 +2,7 @@ import type { EvidenceList } from "../live/guard.ts";
 import { hasRoute } from "../live/routes.ts";
 import { Failed } from "../parts/failed.tsx";
 import { useReading } from "../parts/reading.ts";
-import { boot } from "../live/boot.ts";
+import { isFull } from "../live/boot.ts";
 import { isSilent } from "../app/silence.ts";
 import { evidenceWords, scoresNote, subjectParts } from "../words/guard.ts";
 import { acting } from "./acting.tsx";
@@ -17,7 +17,7 @@ export function Scores() {
   const { value, error, again } = useReading<EvidenceList>("/v1/evidence", AGAIN_MS);
   const note = value ? scoresNote(value) : "";
   const rows = value?.scores.slice(0, SHOWN) ?? [];
-  const mayBan = boot.value?.console === "full" && hasRoute("POST /v1/bans");
+  const mayBan = isFull() && hasRoute("POST /v1/bans");
   return (
     <section class="pad lists" aria-label="Evidence">
       <h2>Evidence <span class="quiet small">scores on {value?.node ?? "this node"}; at 100 the node bans by itself</span></h2>

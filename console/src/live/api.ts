@@ -18,30 +18,39 @@ export class ApiError extends Error {
   }
 }
 
-async function answer(response: Response): Promise<unknown> {
+/** Returns the JSON of an answer; null if it is none. */
+async function body(response: Response): Promise<unknown> {
   const text = await response.text();
-  let body: unknown = null;
   try {
-    body = JSON.parse(text);
+    return JSON.parse(text);
   } catch {
-    // A page that is not JSON is described by its status.
+    return null;
   }
-  if (response.ok) return body;
-  const it = (body ?? {}) as Record<string, unknown>;
+}
+
+async function refusal(response: Response): Promise<ApiError> {
+  // A page that is not JSON is described by its status.
+  const it = ((await body(response)) ?? {}) as Record<string, unknown>;
   const name = typeof it["name"] === "string" ? it["name"] : `HTTP ${response.status}`;
-  throw new ApiError(
+  return new ApiError(
     Number(it["code"] ?? response.status), name, String(it["message"] ?? response.statusText), String(it["cure"] ?? ""),
     it["temporary"] === true,
   );
 }
 
+/** Sends a request with the key of the page. Fails with the reason that the node gives, unless it is a success. */
+export async function request(path: string, init: RequestInit): Promise<Response> {
+  const key = keyHeader();
+  const response = await fetch(path, { ...init, headers: { ...init.headers, ...key } });
+  if (response.status === 401) keyRefused(key);
+  if (!response.ok) throw await refusal(response);
+  return response;
+}
+
 async function ask(path: string, init: RequestInit): Promise<unknown> {
   try {
-    const key = keyHeader();
-    const response = await fetch(path, { ...init, headers: { ...init.headers, ...key } });
-    if (response.status === 401) keyRefused(key);
     // The connection may end while the body is read, too.
-    return await answer(response);
+    return await body(await request(path, init));
   } catch (error) {
     if (error instanceof ApiError || (error instanceof DOMException && error.name === "AbortError")) throw error;
     throw new ApiError(0, "No answer", "The node does not answer.", "Check that it runs; the page tries again by itself.", true);

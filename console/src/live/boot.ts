@@ -74,10 +74,15 @@ export async function followBoot(): Promise<void> {
 /** Features that change something: a console that only reads has none of them. */
 const ACTIONS = new Set(["token", "cut", "abort", "forward"]);
 
+/** Returns whether the console may change something; otherwise it only reads. */
+export function isFull(): boolean {
+  return boot.value?.console === "full";
+}
+
 /** Returns whether the node allows a feature now. */
 export function allows(feature: string): boolean {
   const it = boot.value;
-  return it !== undefined && it.features.includes(feature) && (it.console === "full" || !ACTIONS.has(feature));
+  return it !== undefined && it.features.includes(feature) && (isFull() || !ACTIONS.has(feature));
 }
 
 /** Colour of a node; undefined for one that the page knows from old events alone. */

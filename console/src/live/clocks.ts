@@ -29,7 +29,7 @@ const ANSWER_S = 3;
 export interface Late {
   /** Nodes that do not answer, with the seconds. */
   readonly unanswered: ReadonlyMap<string, number>;
-  /** Nodes whose first row is awaited: the page has followed them for less than 3 s. */
+  /** Nodes whose first row is awaited: the page has followed them for less than 3 s. Rows from before that are no sign of life. */
   readonly awaited: readonly string[];
 }
 
@@ -47,7 +47,7 @@ export function late(arrivals: ReadonlyMap<string, Arrival>, own: string, resume
     const since = (fromMs: number) => Math.floor(((nowMs ?? 0) - fromMs) / 1000);
     const seconds = since(Math.max(newestMs ?? listed.get(node) ?? 0, resumedMs));
     if (nowMs !== undefined && seconds > ANSWER_S) unanswered.set(node, seconds);
-    else if (nowMs === undefined || newestMs === undefined || since(newestMs) > ANSWER_S) awaited.push(node);
+    else if (nowMs === undefined || newestMs === undefined || newestMs <= resumedMs) awaited.push(node);
   }
   return { unanswered, awaited: awaited.sort() };
 }

@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
 import { ApiError, get } from "./api.ts";
+import { noteAsked } from "./asked.ts";
 
 /** An event of a node, as a CloudEvent. */
 export interface CloudEvent {
@@ -30,18 +31,53 @@ interface Answer {
   readonly events: readonly CloudEvent[];
 }
 
-/** Events that the page keeps. */
-const KEEP = 4096;
+/** Events that a list keeps. */
+export const EVENTS_MAX = 4096;
+
+/** A list of events, the newest first, that can stand still while further ones wait. */
+export class EventList {
+  readonly list = signal<readonly CloudEvent[]>([]);
+  readonly isPaused = signal(false);
+  /** How many events wait. */
+  readonly heldBack = signal(0);
+  private held: readonly CloudEvent[] = [];
+
+  /** Adds events, the oldest first; those that the list has already are dropped. */
+  add(events: readonly CloudEvent[]): void {
+    if (this.isPaused.value) {
+      this.held = [...this.held, ...events].slice(-EVENTS_MAX);
+      this.heldBack.value = this.held.length;
+    } else if (events.length > 0) {
+      const known = new Set(this.list.value.slice(0, 500).map((it) => it.id));
+      this.list.value = [...events.filter((it) => !known.has(it.id)).reverse(), ...this.list.value].slice(0, EVENTS_MAX);
+    }
+  }
+
+  /** Lets the list stand still, or go on with what has waited. */
+  readonly toggle = (): void => {
+    this.isPaused.value = !this.isPaused.value;
+    const waiting = this.held;
+    this.held = [];
+    this.heldBack.value = 0;
+    if (!this.isPaused.value) this.add(waiting);
+  };
+
+  /** Removes all events. */
+  clear(): void {
+    this.held = [];
+    this.heldBack.value = 0;
+    this.list.value = [];
+  }
+}
+
+/** Events of this node. */
+export const ofNode = new EventList();
 
 /** Events of this node, the newest first. */
-export const list = signal<readonly CloudEvent[]>([]);
+export const list = ofNode.list;
 
 /** Why the events could not be read the last time. */
 export const failure = signal<ApiError | undefined>(undefined);
-
-/** Whether the list stands still, and how many events wait. */
-export const pausedEvents = signal(false);
-export const heldBack = signal(0);
 
 /** Whether events were missed, because the page had not asked for longer than the node keeps them. */
 export const missed = signal(false);
@@ -49,29 +85,9 @@ export const missed = signal(false);
 /** Whether the node has answered. */
 export const isRead = signal(false);
 
-let held: CloudEvent[] = [];
 let cursor = "";
 let users = 0;
 let stop: AbortController | undefined;
-
-function add(events: readonly CloudEvent[]): void {
-  if (pausedEvents.value) {
-    held = [...held, ...events].slice(-KEEP);
-    heldBack.value = held.length;
-  } else if (events.length > 0) {
-    const known = new Set(list.value.slice(0, 500).map((it) => it.id));
-    list.value = [...events.filter((it) => !known.has(it.id)).reverse(), ...list.value].slice(0, KEEP);
-  }
-}
-
-/** Lets the list stand still, or go on. */
-export function toggleEvents(): void {
-  pausedEvents.value = !pausedEvents.value;
-  const waiting = held;
-  held = [];
-  heldBack.value = 0;
-  if (!pausedEvents.value) add(waiting);
-}
 
 async function follow(signal: AbortSignal): Promise<void> {
   while (!signal.aborted) {
@@ -82,7 +98,7 @@ async function follow(signal: AbortSignal): Promise<void> {
       cursor = it.cursor;
       isRead.value = true;
       failure.value = undefined;
-      add(it.events);
+      ofNode.add(it.events);
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof ApiError) failure.value = error;
@@ -100,6 +116,7 @@ export function retryEvents(): void {
 
 /** Follows the events of this node as long as a view needs them; returns how to end that. */
 export function followEvents(): () => void {
+  noteAsked("/v1/events");
   users += 1;
   if (users === 1) {
     stop = new AbortController();

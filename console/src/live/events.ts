@@ -1,4 +1,4 @@
-import { keyHeader, keyRefused } from "./key.ts";
+import { request } from "./api.ts";
 
 /** One event of a stream of server-sent events. */
 export interface StreamEvent {
@@ -23,13 +23,12 @@ export function split(text: string): { readonly events: StreamEvent[]; readonly 
   return { events, rest };
 }
 
-/** Reads a stream of server-sent events by `fetch`, because `EventSource` can't carry a key. */
-export async function* lines(path: string, signal: AbortSignal): AsyncGenerator<StreamEvent> {
-  const key = keyHeader();
-  const response = await fetch(path, { signal, headers: { accept: "text/event-stream", ...key } });
-  if (response.status === 401) keyRefused(key);
-  if (!response.ok || !response.body) throw new Error(`stream refused: ${response.status}`);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+/** Reads a stream of server-sent events by `fetch`, because `EventSource` can't carry a key; `opened` is called once it is there. */
+export async function* lines(path: string, signal: AbortSignal, opened = () => {}): AsyncGenerator<StreamEvent> {
+  const { body } = await request(path, { signal, headers: { accept: "text/event-stream" } });
+  if (!body) return;
+  opened();
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
     const { value, done } = await reader.read();

@@ -14,7 +14,7 @@ export interface Webhook {
   readonly node: string;
   readonly behind?: number;
   readonly lagMs?: number;
-  readonly parked?: readonly { readonly conversation: string; readonly seq: number }[];
+  readonly parked?: readonly { readonly conversation: string; readonly seq: number; readonly tries: number }[];
   readonly parkedCount?: number;
   readonly asideCount?: number;
 }

@@ -1,5 +1,5 @@
 import { ApiError, get } from "../live/api.ts";
-import { allows, boot, loadBoot } from "../live/boot.ts";
+import { allows, boot, isFull, loadBoot } from "../live/boot.ts";
 import { postOn } from "../live/forward.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
 import { codeName } from "../words/codes.ts";
@@ -332,7 +332,7 @@ const flood: Break = {
 
 const drain: Break = {
   name: "drain", icon: "drain", label: "Drain", note: "a planned restart", tone: "amber",
-  blocked: () => (boot.value?.console === "full" ? "" : "this console is read-only"),
+  blocked: () => (isFull() ? "" : "this console is read-only"),
   async run(it) {
     const isAlone = (boot.value?.nodes ?? 1) < 2;
     const node = it.who.node;

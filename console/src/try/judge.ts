@@ -8,7 +8,6 @@ export type Cell = "lost" | "doubled" | "order";
 export const RULES: Readonly<Record<string, Cell>> = {
   "lost-acked": "lost",
   "never-got": "lost",
-  "not-delivered": "lost",
   "silent-skip": "lost",
   "unexplained-gap": "lost",
   "shed-untold": "lost",
@@ -33,6 +32,8 @@ export interface Finding {
   readonly rule: string;
   readonly cid: string;
   readonly what: string;
+  /** Person who lacks the message, under the rules that say so. */
+  readonly user?: string;
 }
 
 /** Counts over a recording. */
@@ -60,6 +61,14 @@ export interface Pulled {
 export interface Judgement {
   readonly counts: Counts;
   readonly findings: readonly Finding[];
+}
+
+/** A message that a person was shown, with seqs before it that were not. */
+interface Jump {
+  readonly got: Received;
+  readonly from: number;
+  /** Seqs that its connection had announced as left out by then. */
+  readonly gaps: readonly (readonly [number, number])[];
 }
 
 interface Sent {
@@ -95,8 +104,10 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
   const shown = new Map<string, Set<string>>();
   const last = new Map<string, number>();
   const atSeq = new Map<string, string>();
+  const gaps = new Map<string, (readonly [number, number])[]>();
+  const jumps: Jump[] = [];
   const findings: Finding[] = [];
-  const report = (rule: string, cid: string, what: string) => findings.push({ rule, cid, what });
+  const report = (rule: string, cid: string, what: string, user?: string) => findings.push({ rule, cid, what, ...(user === undefined ? {} : { user }) });
 
   for (const event of events) {
     if ("send_inv" in event) {
@@ -120,9 +131,13 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
     } else if ("send_fail" in event) {
       const sent = sends.get(event.send_fail.cid);
       if (sent) sent.failed = true;
+    } else if ("gap" in event) {
+      const { session, conv, first, last: end } = event.gap;
+      gaps.set(`${session} ${conv}`, [...(gaps.get(`${session} ${conv}`) ?? []), [first, end]]);
     } else if ("recv" in event && event.recv.via === "app") checkShown(event.recv);
   }
   checkOrder();
+  checkJumps();
   judgeRooms(events, (finding) => findings.push(finding), roomsUntil);
   const counts = count();
   if (pulled) checkPulled(pulled);
@@ -140,6 +155,7 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
     const key = `${got.user} ${got.conv}`;
     const before = last.get(key);
     if (before !== undefined && got.seq <= before) report("non-monotonic", got.cid, `${got.user} was shown ${got.seq} after ${before}`);
+    if (before !== undefined && got.seq > before + 1) jumps.push({ got, from: before + 1, gaps: gaps.get(`${got.session} ${got.conv}`) ?? [] });
     last.set(key, Math.max(got.seq, before ?? 0));
   }
 
@@ -161,6 +177,21 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
     const before = lasts.get(key) ?? 0;
     if (seq < before) report(rule, cid, `${cid} has ${seq}, after ${before}`);
     lasts.set(key, Math.max(before, seq));
+  }
+
+  /** Finds messages that a screen passed over although their seqs are known, by an ack or in what was pulled. */
+  function checkJumps(): void {
+    const stored = new Map<string, string>();
+    for (const entry of [...(pulled?.by.values() ?? [])].flat()) if (entry.cid !== null) stored.set(`${pulled?.conv} ${entry.seq}`, entry.cid);
+    for (const { got, from, gaps: announced } of jumps) {
+      for (let seq = from; seq < got.seq; seq += 1) {
+        const cid = atSeq.get(`${got.conv} ${seq}`) ?? stored.get(`${got.conv} ${seq}`);
+        const sent = cid === undefined ? undefined : sends.get(cid);
+        if (cid === undefined || !sent || (sent.user === got.user && sent.device === got.device)) continue;
+        if (announced.some(([first, end]) => first <= seq && seq <= end)) continue;
+        report("silent-skip", cid, `${got.user} was shown ${got.seq} without ${seq}, and no gap was announced`, got.user);
+      }
+    }
   }
 
   function receivers(sent: Sent): readonly string[] {
@@ -186,8 +217,8 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
   /** Compares each user's pulled history with what was acked and shown. */
   function checkPulled({ conv, base, by }: Pulled): void {
     const seen = new Set<string>();
-    const once = (rule: string, cid: string, what: string) => {
-      if (!seen.has(`${rule} ${what}`)) report(rule, cid, what);
+    const once = (rule: string, cid: string, what: string, user?: string) => {
+      if (!seen.has(`${rule} ${what}`)) report(rule, cid, what, user);
       seen.add(`${rule} ${what}`);
     };
     const places = new Map<number, string>();
@@ -212,14 +243,15 @@ export function judge(events: readonly Stamped[], members: Members, pulled?: Pul
         if (sent.conv !== conv || sent.ok === undefined) continue;
         if (stored.get(cid) !== sent.ok) once("lost-acked", cid, `${cid} was acked with ${sent.ok} and is not stored at that seq`);
         if (user !== sent.user && members(conv).includes(user) && !shown.get(user)?.has(cid)) {
-          once("never-got", cid, `${user} never got ${sent.ok}, ${cid}`);
+          once("never-got", cid, `${user} never got ${sent.ok}, ${cid}`, user);
         }
       }
     }
   }
 }
 
-/** Number of findings in a cell. */
+/** Number of findings in a cell. A message that a person lacks counts once, however many rules say so. */
 export function inCell(findings: readonly Finding[], cell: Cell): number {
-  return findings.filter((it) => (RULES[it.rule] ?? "lost") === cell).length;
+  const counted = findings.filter((it) => (RULES[it.rule] ?? "lost") === cell);
+  return new Set(counted.map((it, index) => (it.user === undefined ? index : `${it.cid} ${it.user}`))).size;
 }

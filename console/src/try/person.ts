@@ -41,6 +41,8 @@ export class Person {
   readonly state = signal<State>({ name: "connecting" });
   /** The node that the person is, or was last, connected to. */
   node = "";
+  /** Whether the client has learned what there was: what is sent from then on it shows. */
+  isSynced = false;
   /** The connection of the link, as the recording numbers it. */
   session = 0;
   /** When the link ended, and how long it was away the last time. */
@@ -83,6 +85,10 @@ export class Person {
       webSocket: (url: string, protocols?: string | string[]) => this.tap.open(url, protocols),
     });
     this.it = client;
+    client.on("synced", () => {
+      this.isSynced = true;
+      onState();
+    });
     client.on("state", (state: State) => {
       const now = performance.now();
       if (state.error?.name.startsWith("TOKEN_")) this.token = undefined;

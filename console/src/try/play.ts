@@ -71,6 +71,7 @@ async function play(on: Stage, what: Break): Promise<void> {
   const clock = window.setInterval(() => on.changed(), 100);
   let failure = "";
   try {
+    await on.opened;
     await what.run(it);
   } catch (error) {
     failure = error instanceof ApiError ? `${error.title}: ${error.message} ${error.cure}` : String(error);

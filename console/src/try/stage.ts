@@ -83,8 +83,11 @@ export class Stage {
   private isTracing = false;
   /** Lines of the story that were said. */
   private told = 0;
-  /** Resolves once the conversation exists, and people of a room have joined: an earlier send would be refused. */
-  private opened = Promise.resolve();
+  /**
+   * Resolves once everybody shows what is sent from now on, the conversation exists, and people of a room have joined: an earlier
+   * send would be refused, or not be shown.
+   */
+  opened = Promise.resolve();
 
   /** With `isFresh` the people of a group talk in a new one. */
   constructor(mode: Mode, isFresh = false) {
@@ -100,7 +103,7 @@ export class Stage {
     this.watchAll();
     this.watch = window.setInterval(() => this.watchAll(), WATCH_AGAIN_MS);
     let open = () => {};
-    if (this.mode !== "pair") this.opened = new Promise((resolve) => (open = resolve));
+    this.opened = new Promise((resolve) => (open = resolve));
     try {
       const [fresh, today] = [`try-${Date.now().toString(36)}`, `try-${new Date().toISOString().slice(0, 10)}`];
       const group = this.isFresh ? fresh : today;
@@ -108,9 +111,10 @@ export class Stage {
       for (const person of this.people) this.begin(person);
       await Promise.all(this.people.map((person) => person.client.live()));
       performance.mark("connected");
+      await this.until(() => this.people.every((person) => person.isSynced));
       // Everybody is connected by now, so that the wire shows how they get to know of the group.
       const isNew = this.mode === "room" || (this.mode === "group" && (await this.isCreated(group)));
-      if (this.mode === "group") open();
+      if (this.mode !== "room") open();
       const bases = await Promise.all(this.people.map((person) => (isNew ? 0 : this.lastSeqFor(person))));
       this.setBase(Math.min(...bases));
       if (this.audience) await Promise.all([...this.people.map((person) => person.client.join(this.conv)), this.audience.enter(this.conv)]);

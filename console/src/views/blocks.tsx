@@ -1,14 +1,16 @@
 import { useState } from "preact/hooks";
 import { isSilent } from "../app/silence.ts";
-import { ApiError, get, post } from "../live/api.ts";
-import { boot } from "../live/boot.ts";
+import { ApiError, post } from "../live/api.ts";
+import { isFull } from "../live/boot.ts";
 import { userPath } from "../live/connections.ts";
+import { isId } from "../live/ids.ts";
 import { Failed } from "../parts/failed.tsx";
+import { usePages } from "../parts/pages.ts";
 import { blockWords } from "../words/connections.ts";
 
-interface BlockPage {
-  readonly blocks: readonly { readonly user: string; readonly time: number }[];
-  readonly next?: string;
+interface Blocked {
+  readonly user: string;
+  readonly time: number;
 }
 
 interface Changed {
@@ -17,42 +19,35 @@ interface Changed {
   readonly pending: readonly string[];
 }
 
-/** Ids of users. */
-const ID = /^[A-Za-z0-9_.-]{1,64}$/;
-
 /** Those whom a user blocks, read once the part is opened. */
 export function Blocks({ user }: { readonly user: string }) {
-  const [page, setPage] = useState<BlockPage | undefined>(undefined);
-  const [error, setError] = useState<ApiError | undefined>(undefined);
+  const [isOpen, setOpen] = useState(false);
+  const path = userPath(user, "blocks");
+  const pages = usePages<Blocked>(isOpen ? `${path}?limit=50` : "", "blocks");
+  const [failure, setFailure] = useState<ApiError | undefined>(undefined);
   const [said, say] = useState("");
   const [other, setOther] = useState("");
-  const mayAct = boot.value?.console === "full";
-  const tried = async (run: () => Promise<void>) => {
+  const mayAct = isFull();
+  const error = failure ?? pages.error;
+  const change = async (id: string, method: "PUT" | "DELETE") => {
     try {
-      await run();
-      setError(undefined);
-    } catch (failure) {
-      if (failure instanceof ApiError) setError(failure);
+      const it = await post<Changed>(`${path}/${encodeURIComponent(id)}`, undefined, method);
+      say(blockWords(user, id, it.blocked, it.changed, it.pending));
+      setOther("");
+      setFailure(undefined);
+      pages.again();
+    } catch (error) {
+      if (error instanceof ApiError) setFailure(error);
     }
   };
-  const read = (before?: BlockPage) => tried(async () => {
-    const more = await get<BlockPage>(`${userPath(user, "blocks")}?limit=50${before?.next ? `&cursor=${encodeURIComponent(before.next)}` : ""}`);
-    setPage({ ...more, blocks: [...(before?.blocks ?? []), ...more.blocks] });
-  });
-  const change = (id: string, method: "PUT" | "DELETE") => tried(async () => {
-    const it = await post<Changed>(`${userPath(user, "blocks")}/${encodeURIComponent(id)}`, undefined, method);
-    say(blockWords(user, id, it.blocked, it.changed, it.pending));
-    setOther("");
-    await read();
-  });
   return (
-    <details class="pad blocks" onToggle={(event) => event.currentTarget.open && !page && void read()}>
+    <details class="pad blocks" onToggle={(event) => event.currentTarget.open && setOpen(true)}>
       <summary><h2>Blocked users</h2></summary>
-      {error && <Failed error={error} again={() => void read()} />}
+      {error && <Failed error={error} again={() => { setFailure(undefined); pages.again(); }} />}
       <p class="small soft" role="status">{said}</p>
-      {page?.blocks.length === 0 && <p class="quiet">{user} blocks no user.</p>}
+      {pages.isRead && pages.items.length === 0 && !pages.hasMore && <p class="quiet">{user} blocks no user.</p>}
       <ul>
-        {page?.blocks.map((it) => (
+        {pages.items.map((it) => (
           <li class="row" key={it.user}>
             <a class="grow" href={`/people?user=${encodeURIComponent(it.user)}`}><bdi>{it.user}</bdi></a>
             <span class="quiet small num">{new Date(it.time).toLocaleString("en-GB")}</span>
@@ -60,11 +55,11 @@ export function Blocks({ user }: { readonly user: string }) {
           </li>
         ))}
       </ul>
-      {page?.next && <button type="button" class="link" onClick={() => void read(page)}>Show more</button>}
-      {page && mayAct && (
-        <form class="row" onSubmit={(event) => { event.preventDefault(); if (ID.test(other)) void change(other, "PUT"); }}>
+      {pages.hasMore && <button type="button" class="link" onClick={pages.more}>Show more</button>}
+      {pages.isRead && mayAct && (
+        <form class="row" onSubmit={(event) => { event.preventDefault(); if (isId(other)) void change(other, "PUT"); }}>
           <label class="field grow"><span class="sr">User to block</span><input placeholder="A user’s id" autocomplete="off" value={other} onInput={(event) => setOther(event.currentTarget.value.trim())} /></label>
-          <button type="submit" class="button" disabled={!ID.test(other) || other === user || isSilent.value}>Block</button>
+          <button type="submit" class="button" disabled={!isId(other) || other === user || isSilent.value}>Block</button>
         </form>
       )}
     </details>

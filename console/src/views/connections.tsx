@@ -2,6 +2,7 @@ import { query, setQuery } from "../app/router.ts";
 import { Header } from "../app/shell.tsx";
 import { boot } from "../live/boot.ts";
 import { listPath, type ConnectionList } from "../live/connections.ts";
+import { isId } from "../live/ids.ts";
 import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Icon } from "../parts/icon.tsx";
@@ -17,8 +18,6 @@ const LISTED = 200;
 const SEARCHED = 1000;
 /** Time between two reads. */
 const AGAIN_MS = 2000;
-/** Ids of users. */
-const ID = /^[A-Za-z0-9_.-]{1,64}$/;
 
 /** The connections of all nodes: who is connected, from where and since when, and how to end one. */
 export default function Connections() {
@@ -60,7 +59,7 @@ export default function Connections() {
           )}
         </div>
         {silent && <p class="banner amber part">{silent}</p>}
-        {words && <p class="note quiet part">{words} {text && !user && ID.test(text) && <button type="button" class="link" onClick={() => { setQuery("q", ""); setQuery("user", text); }}>All of the user {text}</button>}</p>}
+        {words && <p class="note quiet part">{words} {text && !user && isId(text) && <button type="button" class="link" onClick={() => { setQuery("q", ""); setQuery("user", text); }}>All of the user {text}</button>}</p>}
         {!value && !error && <p class="note quiet">Reading the connections.</p>}
         {shown.length > 0 && <div class="scroll-x pad"><ConnectionTable list={shown} isOfOne={false} /></div>}
         {value && shown.length === 0 && isFiltered && <Empty>No connection matches.</Empty>}

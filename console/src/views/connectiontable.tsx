@@ -1,5 +1,5 @@
 import { isSilent } from "../app/silence.ts";
-import { boot, nodeClass } from "../live/boot.ts";
+import { isFull, nodeClass } from "../live/boot.ts";
 import type { Connection } from "../live/connections.ts";
 import { clock, seconds } from "../live/stats.ts";
 import { ago, bytes, transportWords } from "../words/connections.ts";
@@ -31,7 +31,7 @@ function Row({ it, isOfOne, mayAct }: { readonly it: Connection; readonly isOfOn
 export function ConnectionTable({ list, isOfOne }: { readonly list: readonly Connection[]; readonly isOfOne: boolean }) {
   // Ages rise without a new list.
   void seconds.value;
-  const mayAct = boot.value?.console === "full";
+  const mayAct = isFull();
   return (
     <table class="connections">
       <thead>

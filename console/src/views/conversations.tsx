@@ -1,4 +1,5 @@
 import { userPath } from "../live/connections.ts";
+import { groupAddress } from "../live/groups.ts";
 import { clock, seconds } from "../live/stats.ts";
 import { Failed } from "../parts/failed.tsx";
 import { useReading } from "../parts/reading.ts";
@@ -10,6 +11,8 @@ interface State {
   readonly peer?: string;
   readonly maxSeq: number;
   readonly readSeq: number;
+  /** Last entry that the user can read, if the application has bounded it. */
+  readonly boundSeq?: number;
   readonly unread: number;
   readonly member: boolean;
   readonly time: number;
@@ -26,11 +29,13 @@ const SHOWN = 20;
 
 function Row({ it }: { readonly it: State }) {
   const since = ago(clock() - it.time);
+  const to = it.peer ? `/people?user=${encodeURIComponent(it.peer)}` : groupAddress(it.conversation);
   return (
     <tr>
       <td class="who">
-        {it.peer ? <a href={`/people?user=${encodeURIComponent(it.peer)}`}><bdi>{it.conversation}</bdi></a> : <bdi>{it.conversation}</bdi>}
+        {to ? <a href={to}><bdi>{it.conversation}</bdi></a> : <bdi>{it.conversation}</bdi>}
         {!it.member && <span class="quiet small"> left</span>}
+        {it.boundSeq !== undefined && <span class="quiet small"> bounded at {grouped(it.boundSeq)}</span>}
         <span class="narrow small quiet">{since} ago, read {grouped(it.readSeq)} of {grouped(it.maxSeq)}</span>
       </td>
       <td class="end">{it.unread > 0 ? <b>{grouped(it.unread)}</b> : "0"}</td>

@@ -2,7 +2,8 @@ import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
-import { REASON_MAX, kick, kickPath, revoke, userPath, type Ended, type Kicked, type Revoked } from "../live/connections.ts";
+import { REASON_MAX, kick, kickPath, revoke, userPath, type Kicked, type Revoked } from "../live/connections.ts";
+import { Confirm } from "../parts/confirm.tsx";
 import { CopyButton } from "../parts/copy.tsx";
 import { Failed } from "../parts/failed.tsx";
 import { Modal } from "../parts/modal.tsx";
@@ -17,9 +18,9 @@ export const outcome = signal("");
 
 const failed = signal<ApiError | undefined>(undefined);
 
-async function act(kind: "kick" | "revoke", run: () => Promise<Ended>, after: () => void): Promise<void> {
+async function revokeNow(user: string, what: Revoked, after: () => void): Promise<void> {
   try {
-    outcome.value = endedWords(await run(), kind);
+    outcome.value = endedWords(await revoke(user, what), "revoke");
     ending.value = undefined;
     failed.value = undefined;
   } catch (error) {
@@ -32,20 +33,21 @@ function Kick({ it, after }: { readonly it: Kicked; readonly after: () => void }
   const [reason, setReason] = useState("");
   const [mayReturn, setReturn] = useState(false);
   return (
-    <form onSubmit={(event) => { event.preventDefault(); void act("kick", () => kick(it, reason.trim(), mayReturn), after); }}>
-      <h2>{kickQuestion(it)}</h2>
-      <p class="soft">{kickWords(it, mayReturn)}</p>
+    <Confirm
+      title={kickQuestion(it)}
+      words={kickWords(it, mayReturn)}
+      path={kickPath(it, reason.trim(), mayReturn)}
+      keep="Keep it"
+      verb="Kick"
+      run={async () => endedWords(await kick(it, reason.trim(), mayReturn).finally(after), "kick")}
+      done={(said) => (outcome.value = said)}
+      close={() => (ending.value = undefined)}
+    >
       <label class="asked">Reason that the client gets, {REASON_MAX} characters at most
         <span class="field"><input autofocus maxLength={REASON_MAX} autocomplete="off" value={reason} onInput={(event) => setReason(event.currentTarget.value)} /></span>
       </label>
       <label class="choice"><input type="checkbox" checked={mayReturn} onChange={(event) => setReturn(event.currentTarget.checked)} /> It may connect again by itself</label>
-      {failed.value && <Failed error={failed.value} />}
-      <div class="actions">
-        <CopyButton label="Copy as curl" text={() => curl("DELETE", location.origin, `'${kickPath(it, reason.trim(), mayReturn)}'`)} />
-        <button type="button" class="button" onClick={() => (ending.value = undefined)}>Keep it</button>
-        <button type="submit" class="button danger" disabled={isSilent.value}>Kick</button>
-      </div>
-    </form>
+    </Confirm>
   );
 }
 
@@ -58,7 +60,7 @@ function Revoke({ user, devices, after }: { readonly user: string; readonly devi
   const what: Revoked = choice === "before" ? { before: "now" } : choice === "device" ? { device: device.trim() } : { tokenId: tokenId.trim() };
   const isWhole = choice === "before" || (choice === "device" ? device.trim() !== "" : tokenId.trim() !== "");
   return (
-    <form onSubmit={(event) => { event.preventDefault(); if (isWhole) void act("revoke", () => revoke(user, what), after); }}>
+    <form onSubmit={(event) => { event.preventDefault(); if (isWhole) void revokeNow(user, what, after); }}>
       <h2>Revoke tokens of {user}?</h2>
       <fieldset class="choices">
         <legend class="sr">Which tokens</legend>

@@ -7,6 +7,7 @@ import { codeCounts, counted, rising, type CodeCount } from "../live/codes.ts";
 import { arrivals } from "../live/stats.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Icon } from "../parts/icon.tsx";
+import { Marked } from "../parts/marked.tsx";
 import { Sparkline } from "../parts/sparkline.tsx";
 import { codeName } from "../words/codes.ts";
 import { grouped, joined, plural } from "../words/numbers.ts";
@@ -57,8 +58,8 @@ function Entry({ it }: { readonly it: CodeEntry }) {
       <span class="mono num">{it.code}</span>
       <div>
         <h3 class="mono">{it.name}</h3>
-        <p>{it.cause}</p>
-        <p class="soft">{it.cure}</p>
+        <p><Marked text={it.cause} /></p>
+        <p class="soft"><Marked text={it.cure} /></p>
       </div>
       <div class="code-facts small">
         {count && <Trend it={count} />}

@@ -5,7 +5,9 @@ import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { isNarrow } from "../app/width.ts";
 import { ApiError, get, post } from "../live/api.ts";
+import { curl } from "../live/asked.ts";
 import { boot } from "../live/boot.ts";
+import { groupAddress } from "../live/groups.ts";
 import { seconds } from "../live/stats.ts";
 import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
@@ -87,8 +89,9 @@ function Details({ it, silent }: { readonly it: Sent; readonly silent: readonly 
     <div class="message">
       <div class="message-head">
         <h2 class="mono grow cut">{it.msg}</h2>
+        {groupAddress(it.conversation) && <a class="button" href={groupAddress(it.conversation)}>Open group</a>}
         <CopyButton label="Copy as JSON" text={() => JSON.stringify(it.steps, null, 2)} />
-        <CopyButton label="Copy as curl" text={() => `curl '${location.origin}/v1/trace?msg=${it.msg}'`} />
+        <CopyButton label="Copy as curl" text={() => curl(`/v1/trace?msg=${it.msg}`, location.origin)} />
       </div>
       <div class="row chips">
         <span class="chip">{it.conversation}</span>
@@ -117,7 +120,7 @@ function Nothing({ kind, id, it }: { readonly kind: "user" | "msg"; readonly id:
   return (
     <>
       {it.silent.length > 0 && <p class="note part">{joined(it.silent)} did not answer. What {it.silent.length === 1 ? "it knows" : "they know"} is missing.</p>}
-      <Empty command={kind === "user" ? `tidegate send --user ${id} --to ${id === "bob" ? "alice" : "bob"} hello` : `curl '${location.origin}/v1/trace?msg=${id}'`}>
+      <Empty command={kind === "user" ? `tidegate send --user ${id} --to ${id === "bob" ? "alice" : "bob"} hello` : curl(`/v1/trace?msg=${id}`, location.origin)}>
         Nothing is recorded of {kind === "user" ? id : "this message"}. Follow {kind === "user" ? `${id} for 10 minutes, and send something` : "it for 10 minutes"}: what happens from then on appears here.
       </Empty>
     </>

@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
-import { allows, boot, drainPlan, nodeClass } from "../live/boot.ts";
+import { allows, boot, drainPlan, isFull, nodeClass } from "../live/boot.ts";
 import { adminOf, postOn, reaches } from "../live/forward.ts";
 import { followNodes, nodes, nodesFailure, readNodes, type NodeRow } from "../live/nodes.ts";
 import { followFlows } from "../live/flows.ts";
@@ -161,7 +161,7 @@ export default function NodesView() {
   const it = nodes.value;
   const live = it?.nodes.filter((node) => node.lease === "live") ?? [];
   const clients = live.reduce((sum, node) => sum + node.conns, 0);
-  const mayAct = boot.value?.console === "full";
+  const mayAct = isFull();
   const hasZones = it?.nodes.some((node) => node.zone !== "") ?? false;
   return (
     <>

@@ -5,9 +5,10 @@ import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { isNarrow } from "../app/width.ts";
 import { ApiError, get, post } from "../live/api.ts";
-import { allows, boot } from "../live/boot.ts";
+import { allows, isFull } from "../live/boot.ts";
 import { failure as eventsFailure, followEvents, isRead, list, retryEvents } from "../live/cloudevents.ts";
 import { userPath, type ConnectionList, type Revocation } from "../live/connections.ts";
+import { isId } from "../live/ids.ts";
 import { CopyButton } from "../parts/copy.tsx";
 import { Empty } from "../parts/empty.tsx";
 import { EventLine } from "../parts/eventline.tsx";
@@ -20,6 +21,7 @@ import { revocationWords, silentWords } from "../words/connections.ts";
 import { capital } from "../words/numbers.ts";
 import { known } from "../words/people.ts";
 import { Blocks } from "./blocks.tsx";
+import { Chains } from "./chains.tsx";
 import { ConnectionTable } from "./connectiontable.tsx";
 import { Conversations } from "./conversations.tsx";
 import { EndingDialog, ending, outcome } from "./ending.tsx";
@@ -35,9 +37,6 @@ interface Token {
   readonly token: string;
   readonly expiresMs: number;
 }
-
-/** Ids of users. */
-const ID = /^[A-Za-z0-9_.-]{1,64}$/;
 
 const presence = signal<Presence | undefined>(undefined);
 const failure = signal<ApiError | undefined>(undefined);
@@ -94,7 +93,7 @@ function Person({ user }: { readonly user: string }) {
   const revocations = useReading<{ readonly revocations: readonly Revocation[] }>(userPath(user, "revocations"), 10_000);
   const connected = connections.value?.connections;
   const silent = silentWords(connections.value?.silent ?? []);
-  const mayAct = boot.value?.console === "full";
+  const mayAct = isFull();
   const after = () => {
     connections.again();
     revocations.again();
@@ -123,6 +122,7 @@ function Person({ user }: { readonly user: string }) {
         {connected?.length === 0 && !silent && <Empty command={`tidegate tail --user ${user}`}>None is connected. This connects one:</Empty>}
         {connected && connected.length > 0 && <ConnectionTable list={connected} isOfOne />}
       </section>
+      <Chains key={`chains ${user}`} user={user} />
       <Conversations key={`of ${user}`} user={user} />
       <Revocations list={revocations.value?.revocations ?? []} />
       <Blocks key={user} user={user} />
@@ -189,7 +189,7 @@ export default function People() {
           {shown.length === 0 && !typed && isRead.value && <Empty command="tidegate tail --user bob">No user has connected since this node started. This connects one:</Empty>}
         </>}
       >
-        {open && (ID.test(open) ? <Person user={open} /> : <p class="note">No user has this id: ids have letters, digits, and <code>_ . -</code>, 64 at most.</p>)}
+        {open && (isId(open) ? <Person user={open} /> : <p class="note">No user has this id: ids have letters, digits, and <code>_ . -</code>, 64 at most.</p>)}
       </Split>
     </>
   );

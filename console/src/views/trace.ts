@@ -1,3 +1,5 @@
+import { plural } from "../words/numbers.ts";
+
 /** A recorded step of a message, as `GET /v1/trace` answers. */
 export interface Step {
   readonly step: string;
@@ -67,9 +69,11 @@ export interface Bar {
   readonly isEarly: boolean;
 }
 
-/** A node with its bars. */
+/** A node with its bars; a message that returns to a node has another lane of it. */
 export interface Lane {
   readonly node: string;
+  /** What the node has to do with the message; empty if it is the only one. */
+  readonly part: string;
   readonly bars: readonly Bar[];
 }
 
@@ -95,7 +99,33 @@ export interface Waterfall {
 const CORE = new Set(["received", "appended", "notappended", "decided", "archived"]);
 const PARTS: Readonly<Record<string, string>> = { appended: "log", notappended: "log refused", decided: "order", archived: "store", answered: "ack" };
 
-/** Arranges the steps of a send by node, each with its cause. */
+/** Steps by lane in the order of their causes: the way to the store, on whose nodes it was, then the ack and what reaches devices, by node. */
+function inOrder(steps: readonly Step[]): (readonly Step[])[] {
+  const lanes: Step[][] = [];
+  const nodeOf = (lane: readonly Step[] | undefined) => lane?.[0]?.node;
+  const put = (step: Step, lane: Step[] | undefined) => void (lane ? lane.push(step) : lanes.push([step]));
+  const core = steps.filter((it) => CORE.has(it.step));
+  // Each step of the way is the cause of the next one, so a lane ends where the node changes.
+  for (const step of core) put(step, nodeOf(lanes.at(-1)) === step.node ? lanes.at(-1) : undefined);
+  const owner = Math.max(0, lanes.length - 1);
+  // The node to which the ack returns comes first.
+  const rest = steps.filter((it) => !core.includes(it)).sort((a, b) => Number(b.step === "answered") - Number(a.step === "answered"));
+  for (const step of rest) put(step, lanes.slice(owner).find((lane) => nodeOf(lane) === step.node));
+  return lanes;
+}
+
+/** What a node has to do with a message, by the steps of a lane. */
+function partOf(steps: readonly Step[], sender: string): string {
+  const has = (name: string) => steps.some((it) => it.step === name);
+  const partition = /^partition (\d+)/.exec(steps.find((it) => it.step === "decided")?.note ?? "")?.[1];
+  const words = [has("received") && sender ? `${sender} is here` : "", partition ? `owns partition ${partition}` : ""].filter(Boolean);
+  if (words.length > 0) return words.join(", ");
+  if (has("answered") && sender) return `the ack goes back to ${sender}`;
+  const devices = new Set(steps.flatMap((it) => (it.device ? [`${it.user} ${it.device}`] : [])));
+  return devices.size > 0 ? plural(devices.size, "device") : "";
+}
+
+/** Arranges the steps of a send by node, in order of cause, each with its cause. */
 export function arrange(sent: Sent): Waterfall {
   const start = sent.atUs;
   const ms = (step: Step) => (step.timeUs - start) / 1000;
@@ -107,10 +137,10 @@ export function arrange(sent: Sent): Waterfall {
     const arrived = sent.steps.find((it) => it.step === "arrived" && it.node === step.node);
     return step.step === "pushed" && arrived ? arrived : lastCore;
   };
-  const nodes = [...new Set(sent.steps.map((it) => it.node))];
-  const lanes = nodes.map((node) => ({
-    node,
-    bars: sent.steps.filter((it) => it.node === node).map((step): Bar => {
+  const lanes = inOrder(sent.steps).map((steps, _, all): Lane => ({
+    node: steps[0]?.node ?? "",
+    part: all.length > 1 ? partOf(steps, sent.user) : "",
+    bars: [...steps].sort((a, b) => a.timeUs - b.timeUs).map((step): Bar => {
       const before = cause(step);
       const from = before ? ms(before) : ms(step);
       const isEarly = ms(step) < from;

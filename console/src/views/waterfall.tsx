@@ -47,7 +47,7 @@ export function WaterfallView({ falls, silent }: { readonly falls: Waterfall; re
         </div>
         {falls.lanes.map((lane) => (
           <ol class={`lane ${nodeClass(lane.node)}`}>
-            <li class="falls-row"><span class="names"><b class="node">{lane.node}</b></span></li>
+            <li class="falls-row"><span class="names"><b class="node">{lane.node}</b><span class="quiet cut">{lane.part}</span></span></li>
             {lane.bars.map((bar) => {
               const right = place(falls, bar.to) > 0.74;
               return (

@@ -3,13 +3,16 @@ import { useEffect, useState } from "preact/hooks";
 import { Header } from "../app/shell.tsx";
 import { isSilent } from "../app/silence.ts";
 import { ApiError } from "../live/api.ts";
-import { boot } from "../live/boot.ts";
+import { isFull } from "../live/boot.ts";
 import { hasRoute, readRoutes, routesFailure } from "../live/routes.ts";
-import { resend, setPaused, testWebhook, webhookPath, type AsidePage, type Webhook, type WebhookList } from "../live/webhooks.ts";
+import { asidePath, resend, setPaused, testWebhook, webhookPath, type AsidePage, type Webhook, type WebhookList } from "../live/webhooks.ts";
+import { CopyButton } from "../parts/copy.tsx";
 import { Empty } from "../parts/empty.tsx";
 import { Failed } from "../parts/failed.tsx";
+import { Menu } from "../parts/menu.tsx";
 import { Outcome } from "../parts/outcome.tsx";
 import { useReading } from "../parts/reading.ts";
+import { curl } from "../words/nodes.ts";
 import { grouped } from "../words/numbers.ts";
 import { answerWords, lagWords, stateTone, troubleWords, webhooksVerdict } from "../words/webhooks.ts";
 
@@ -48,6 +51,7 @@ function Aside({ id, mayAct, after }: { readonly id: string; readonly mayAct: bo
             <span class="grow mono cut"><bdi>{it.conversation}</bdi>/{it.seq}</span>
             <span class="small quiet num">{grouped(it.tries)} tries</span>
             {mayAct && <button type="button" class="link" disabled={isSilent.value} aria-label={`Send ${it.conversation}/${it.seq} again`} onClick={() => act(async () => answerWords(id, `${it.conversation}/${it.seq}`, await resend(id, it)))}>Send again</button>}
+            <CopyButton plain label="Copy as curl" text={() => curl("POST", location.origin, `${asidePath(id, it)}/resend`, {})} />
           </li>
         ))}
       </ul>
@@ -60,9 +64,11 @@ function Row({ listed }: { readonly listed: Webhook }) {
   const { value, error, again } = useReading<Webhook>(webhookPath(listed.id), AGAIN_MS);
   const [failure, act] = useAction(again);
   const it = value ?? listed;
-  const mayAct = boot.value?.console === "full";
+  const mayAct = isFull();
   const only = [...(it.conversations ?? []), ...(it.users ?? [])].join(", ");
   const trouble = troubleWords(it);
+  const isStopped = it.state === "paused" || it.state === "disabled";
+  const copies = [["Copy a test as curl", "/test"], ["Copy pausing as curl", "/pause"], ["Copy resuming as curl", "/resume"]] as const;
   return (
     <li class="webhook">
       <div class="row webhook-name">
@@ -71,7 +77,8 @@ function Row({ listed }: { readonly listed: Webhook }) {
         {it.content && <span class="chip" title="Events have what people wrote">content</span>}
         <span class="grow" />
         {mayAct && hasRoute("POST /v1/webhooks/{webhook}/test") && <button type="button" class="button" disabled={isSilent.value} onClick={() => act(async () => answerWords(it.id, "a test", await testWebhook(it.id)))}>Test</button>}
-        {mayAct && <button type="button" class="button" disabled={isSilent.value} onClick={() => act(async () => `${it.id} is ${(await setPaused(it.id, it.state !== "paused" && it.state !== "disabled")).state}.`)}>{it.state === "paused" || it.state === "disabled" ? "Resume" : "Pause"}</button>}
+        {mayAct && <button type="button" class="button" disabled={isSilent.value} onClick={() => act(async () => `${it.id} is ${(await setPaused(it.id, !isStopped)).state}.`)}>{isStopped ? "Resume" : "Pause"}</button>}
+        <Menu label={`More for ${it.id}`}>{copies.map(([label, part]) => <CopyButton plain label={label} text={() => curl("POST", location.origin, webhookPath(it.id, part), {})} />)}</Menu>
       </div>
       {(error ?? failure) && <Failed error={(error ?? failure) as ApiError} again={again} />}
       <p class="small mono webhook-url"><bdi>{it.url}</bdi></p>

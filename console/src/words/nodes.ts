@@ -1,3 +1,4 @@
+import { keyWords, quoted } from "../live/asked.ts";
 import type { Stop } from "../charts/phases.ts";
 import type { DrainPlan } from "../live/boot.ts";
 import type { NodeRow, Nodes } from "../live/nodes.ts";
@@ -45,9 +46,11 @@ export function unreachedWords(list: readonly Unreachable[]): string {
 }
 
 /** A request as a command to copy. */
-export function curl(method: string, admin: string, path: string, body?: unknown): string {
-  const data = body === undefined ? "" : ` -d '${JSON.stringify(body)}'`;
-  return `curl -X ${method} ${admin}${path} -H 'content-type: application/json'${data}`;
+export function curl(method: string, admin: string, path: string, body?: unknown, hasKey?: boolean): string {
+  // A quotation mark ends the text of a shell, so each is written between two texts.
+  const data = body === undefined ? "" : ` -d '${JSON.stringify(body).replaceAll("'", `'\\''`)}'`;
+  const [before, header] = keyWords(hasKey);
+  return `${before}curl -X ${method} ${admin}${/^[\w./%-]*$/.test(path) ? path : quoted(path)}${header} -H 'content-type: application/json'${data}`;
 }
 
 /** What part of the new clients a node gets with a weight, by the weights and free connections of the nodes that take some. */

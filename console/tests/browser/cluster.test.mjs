@@ -87,8 +87,25 @@ test("the waterfall of a message shows every step, over all nodes that it passed
   const names = new Set(shown.map(([, step]) => step));
   for (const step of ["received", "appended", "decided", "archived", "answered", "arrived", "pushed", "acked"]) assert.ok(names.has(step), `no ${step} in ${JSON.stringify(shown)}`);
   assert.ok(new Set(shown.map(([node]) => node)).size > 1, "the steps of one node only");
+  const lanes = await page.$$eval(".falls .lane", (list) => list.map((lane) => [lane.querySelector(".node").textContent, lane.querySelector(".names .quiet").textContent]));
+  assert.match(lanes[0][1], /^alice is here/);
+  assert.ok(lanes.some(([, part]) => /owns partition \d+$/.test(part)), JSON.stringify(lanes));
+  assert.ok(lanes.every(([node], index) => node !== lanes[index - 1]?.[0]), JSON.stringify(lanes));
   assert.deepEqual(wrong, []);
   await context.close();
+});
+
+test("the feed on the page of one node has what others accept, and its other events say whose they are", limits, async () => {
+  const { page: events, context: other, wrong: odd } = await open(browser, cluster.url, "/events");
+  await events.waitForSelector(".others >> text=/Those of n\\d and n\\d are on their own consoles/");
+  await events.click(".sources >> text=feed of all nodes");
+  await events.waitForSelector(".empty");
+  const { page, context, wrong } = await open(browser, cluster.url, "/try");
+  await connected(page);
+  await say(page, 1, "from another node");
+  await events.waitForSelector(".event-row >> text=/d:alice:bob has message \\d+ from bob/");
+  assert.deepEqual([...wrong, ...odd], []);
+  for (const it of [other, context]) await it.close();
 });
 
 test("connections of all nodes are listed on the page of one, and ended from there", limits, async () => {

@@ -196,6 +196,8 @@ const ALL = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"];
 export async function accessibility(page) {
   await page.evaluate(axe);
   return async (colorScheme) => {
+    // A page in the background may draw no frame, and only with a frame it is notified of the theme.
+    await page.bringToFront();
     await page.emulateMedia({ colorScheme });
     await until(page, (it) => document.documentElement.dataset.theme === it, colorScheme);
     const { violations, passes } = await page.evaluate((runOnly) => window.axe.run(document, { runOnly, resultTypes: ["violations"] }), colorScheme === "dark" ? COLOURS : ALL);

@@ -46,7 +46,7 @@ describe("pages of a cluster that is made up", { concurrency: 2 }, () => {
     it.nodes = it.nodes.map((one) => ({ ...one, state: "ready", drain: null }));
     const { page, context, wrong } = await open(browser, node.url, "/overview", { prepare: (page) => pretend(page, it) });
     await page.waitForSelector(".verdict >> text=n3");
-    assert.equal(await page.textContent(".verdict .first"), "n3 has not reported to this page yet. Nothing else is wrong.");
+    assert.equal(await page.textContent(".verdict .first"), "n2 and n3 have not reported to this page yet. Nothing else is wrong.");
     assert.ok(await page.$(".verdict .dot.off"));
     assert.deepEqual(wrong, []);
     await context.close();

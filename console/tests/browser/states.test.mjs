@@ -117,6 +117,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
   });
   stated("without counts nothing is claimed about codes", "/errors", counting(false), async (page) => {
     await page.waitForSelector(".code");
+    assert.equal(await page.textContent("#code-1007 p.soft"), "Ids match [A-Za-z0-9_.-]{1,64}, and are not . or ..; take conversation keys from the broker.");
     await page.waitForSelector(".foot >> text=/Live|Last answer/");
     for (const part of [".count-badge", ".rise", ".trend", ".part"]) assert.equal(await page.$(part), null, part);
   });
@@ -200,7 +201,32 @@ describe("the states of the page", { concurrency: 3 }, () => {
     for (const theme of ["light", "dark"]) assert.deepEqual(await findings(theme), [], theme);
     await page.click("[aria-label='Unblock mallory']");
     await page.waitForSelector(".blocks >> text=eve no longer blocks mallory.");
+    await page.waitForSelector("[aria-label='Unblock mallory']", { state: "detached" });
     assert.deepEqual(await page.$$eval(".blocks li a", (list) => list.map((it) => it.textContent)), ["trudy", "oscar"]);
+  });
+
+  const endpoint = { id: "crm", url: "https://crm.internal/tg", types: ["tidegate.*"], state: "paused", node: "n1", behind: 3, lagMs: 4200, asideCount: 1 };
+  stated("each action of an endpoint can be had by curl, on a console that only reads too", "/webhooks", async (page) => {
+    await boot(page, (it) => ({ ...it, console: "read" }));
+    await page.route("**/v1/webhooks", (route) => route.fulfill({ json: { node: "n1", webhooks: [endpoint] } }));
+    await page.route("**/v1/webhooks/crm", (route) => route.fulfill({ json: endpoint }));
+    await page.route("**/v1/webhooks/crm/aside?*", (route) => route.fulfill({ json: { events: [{ conversation: "g:team", seq: 18, tries: 2 }], count: 1 } }));
+  }, async (page) => {
+    await page.waitForSelector(".aside-events >> text=g:team/18");
+    for (const action of ["Test", "Pause", "Resume", "Send again"]) assert.equal(await page.$(`.webhook button:text-is("${action}")`), null, action);
+    await page.context().grantPermissions(["clipboard-read", "clipboard-write"]);
+    const copied = async (selector) => {
+      await page.click(selector);
+      await page.waitForSelector("text=Copied");
+      return page.evaluate(() => navigator.clipboard.readText());
+    };
+    const command = (part) => `curl -X POST ${new URL(page.url()).origin}/v1/webhooks/crm/${part} -H 'content-type: application/json' -d '{}'`;
+    assert.equal(await copied(".aside-events >> text=Copy as curl"), command("aside/g%3Ateam/18/resend"));
+    await page.click("[aria-label='More for crm']");
+    const findings = await accessibility(page);
+    for (const theme of ["light", "dark"]) assert.deepEqual(await findings(theme), [], theme);
+    assert.equal(await copied(".menu-list >> text=Copy a test as curl"), command("test"));
+    assert.deepEqual(await page.$$eval(".menu-list button", (list) => list.map((it) => it.textContent).slice(1)), ["Copy pausing as curl", "Copy resuming as curl"]);
   });
 
   const states = { conversations: [
@@ -215,6 +241,7 @@ describe("the states of the page", { concurrency: 3 }, () => {
     await page.waitForSelector(".person >> text=The newest 20; there are more.");
     const rows = await page.$$eval(".connections tbody tr", (list) => list.map((row) => [...row.cells].slice(0, 4).map((cell) => cell.firstElementChild?.textContent ?? cell.textContent)));
     assert.deepEqual(rows, [["d:bob:eve", "3", "4", "7"], ["g:team", "0", "12,345", "12,345"]]);
+    assert.deepEqual(await page.$$eval(".connections tbody a", (list) => list.map((it) => it.getAttribute("href"))), ["/people?user=bob", "/groups?group=team"]);
     await page.click("[aria-label='Copy as curl']");
     const command = await page.getAttribute("dialog[open] .commands code[title*='order=recent']", "title");
     assert.equal(command, `curl -s '${new URL(page.url()).origin}/v1/users/eve/conversations?order=recent&limit=20'`);

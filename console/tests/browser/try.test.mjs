@@ -9,7 +9,7 @@ import { startNode } from "./node.mjs";
 import { explain, judged, launch, open, say, sentence, unexpected, until } from "./page.mjs";
 
 /** Tests that run at once, each with a node of its own: they wait for timers of the protocol. More lanes load cold contexts. */
-const LANES = 3;
+const LANES = 4;
 const free = [];
 const waiting = [];
 let nodes = [];
@@ -94,6 +94,20 @@ test("two people are connected within a second of loading the page", { timeout: 
   await context.close();
 });
 
+test("a first message arrives within a minute of the start of a new node", { timeout: 90_000 }, async (t) => {
+  const began = Date.now();
+  const node = await startNode();
+  const started = Date.now() - began;
+  const { page, context } = await open(browser, node.url, "/try");
+  await say(page, 0, "hello");
+  await page.waitForSelector(".chat-1 .bubble:not(.own) >> text=hello");
+  const delivered = Date.now() - began;
+  t.diagnostic(`node ready after ${started} ms, first message delivered after ${delivered} ms`);
+  assert.ok(delivered < 60_000);
+  await context.close();
+  await node.stop();
+});
+
 describe("the try-out page", { concurrency: LANES }, () => {
   // Those that take longest begin first.
   tried("a skipped id is given up, and refused when it comes", "/try", async (page) => {
@@ -166,8 +180,15 @@ describe("the try-out page", { concurrency: LANES }, () => {
     await press(page, "3");
     await page.waitForSelector(".chat-1 >> text=Offline");
     await say(page, 0, "for later");
+    const marks = () => page.$$eval(".judged", (list) => list.map((it) => [it.dataset.checked, it.querySelector("svg") !== null, it.textContent.includes("so far")]));
+    // Longer than the page waits for news before it judges.
+    await page.waitForTimeout(1000);
+    assert.deepEqual(await marks(), Array(3).fill(["false", false, true]), "bob is away");
+    await page.waitForSelector(".count >> text=/waits? for bob/");
     await press(page, "3");
     assert.match(await sentence(page), /^Bob was away for .+ fetched .+ in order\. Nothing lost/);
+    assert.deepEqual(await judged(page), ["0", "0", "0"]);
+    assert.deepEqual(await marks(), Array(3).fill(["true", true, false]));
   });
 
   tried("a group of three is the same one at the next load, and a new one after a start over", "/try/group", async (page, node) => {
@@ -316,6 +337,9 @@ describe("the try-out page", { concurrency: LANES }, () => {
     await say(page, 0, "is hidden");
     await page.waitForSelector(".judged.broken[data-cell=lost] code >> text=never-got", { timeout: 20_000 });
     assert.match((await page.textContent(".sentence p")) ?? "", /^A promise is broken: bob never got .+ The rule is never-got\. The fault was planted/);
+    await say(page, 0, "comes after");
+    await page.waitForSelector(".judged.broken[data-cell=lost] code >> text=silent-skip");
+    assert.equal(await page.textContent("[data-cell=lost] .figure"), "1", "one message is lost, by two rules");
     if (process.env.TIDEGATE_LAB) assert.match(await checked(page, node), /never-got/);
   });
 

@@ -17,6 +17,8 @@ before(async () => {
   // Nothing listens there, so the endpoint fails.
   const endpoint = { url: "http://127.0.0.1:1/", types: ["tidegate.*"], from: "oldest" };
   await fetch(`${node.url}/v1/webhooks/crm`, { method: "PUT", headers: { "content-type": "application/json" }, body: JSON.stringify(endpoint) });
+  const team = { id: "team", members: ["alice", "bob"], owner: "alice", name: "The team" };
+  await fetch(`${node.url}/v1/groups`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(team) });
   await say(page, 0, "something to show");
   await context.close();
 });
@@ -27,7 +29,7 @@ after(async () => {
 
 const READY = {
   "/try": ".chat-1 .link-state >> text=Connected", "/try/group": ".chat-2 .link-state >> text=Connected", "/try/room": ".listeners >> text=/^12 in the room/", "/overview": ".event-row", "/messages": ".falls-row", "/events": ".event-row",
-  "/errors": ".code", "/nodes": ".cell", "/connections": ".empty >> text=No client is connected", "/people": ".person .event-row", "/webhooks": ".webhook >> text=failing", "/guard": ".lookup", "/styleguide": ".guide .falls-row",
+  "/errors": ".code", "/nodes": ".cell", "/connections": ".empty >> text=No client is connected", "/people": ".person .event-row", "/groups": "[aria-label=Members] td >> text=bob", "/rooms": ".empty >> text=No live room has members now", "/webhooks": ".webhook >> text=failing", "/guard": ".lookup", "/styleguide": ".guide .falls-row",
 };
 const WIDTHS = [1920, 1440, 1024, 768, 390, 360];
 /** Widths at which axe looks as well: they have the two layouts that differ most. */
@@ -102,6 +104,7 @@ describe("the views", { concurrency: 3 }, () => {
     assert.notEqual(await theme(), first, "the choice outlives the page");
     await page.keyboard.press("?");
     await page.waitForSelector("dialog[open] >> text=Keys");
+    assert.equal(await page.textContent(".keys dt:nth-of-type(2)"), "g, then t o m e r n c p g w u");
     await page.keyboard.press("Escape");
     await until(page, () => document.querySelector("dialog[open]") === null);
     assert.deepEqual(wrong, []);

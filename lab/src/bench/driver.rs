@@ -118,7 +118,9 @@ impl Driver {
             let mut plan = establish::Plan::keep("p", publishers, publishers);
             plan.room = room.map(ToOwned::to_owned);
             self.publisher = Some(match &self.setup.peer {
-                Peer::Sink { control } => Publisher::raw(&mut self.connections, &self.setup, control)?,
+                Peer::Sink { control } | Peer::WebSocketSink { control } => {
+                    Publisher::raw(&mut self.connections, &self.setup, control)?
+                }
                 _ => {
                     establish::establish(&mut self.connections, &self.setup, &plan)?;
                     Publisher::tidegate(&self.setup, users, publishers)

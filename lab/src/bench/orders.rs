@@ -12,6 +12,8 @@ use std::{ops::Range, path::PathBuf};
 pub(super) enum Peer {
     /// The raw fan-out loop: clients connect and listen, and messages go to `control`.
     Sink { control: String },
+    /// The fan-out loop over uWebSockets: clients upgrade and listen, and messages go to `control`.
+    WebSocketSink { control: String },
     /// The raw accept loop, which answers a login with `bytes`.
     Reply { bytes: usize },
     /// The raw echo loop, which answers each request with `bytes`.

@@ -46,11 +46,11 @@ pub(super) fn run(launcher: &Launcher, args: &Args, mut out: impl FnMut(Section)
 
 fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> Result<()> {
     match scenario {
-        Scenario::Fanout { members, tls: false } => {
+        Scenario::Fanout { members, tls: false, .. } => {
             fanout::run(launcher, args, members, out).context("fanout")
         }
-        Scenario::Fanout { members, tls: true } => {
-            fanout_tls::run(launcher, args, members, out).context("fanout --tls")
+        Scenario::Fanout { members, tls: true, uwebsockets } => {
+            fanout_tls::run(launcher, args, members, uwebsockets.as_deref(), out).context("fanout --tls")
         }
         Scenario::Room { .. } => room::run(launcher, args, scenario, out).context("room"),
         Scenario::Rooms { .. } => rooms::run(launcher, args, scenario, out).context("rooms"),
@@ -117,7 +117,7 @@ fn one(launcher: &Launcher, args: &Args, scenario: &Scenario, out: Sink<'_>) -> 
 
 fn all(launcher: &Launcher, args: &Args, out: Sink<'_>) -> Result<()> {
     let scenarios = [
-        Scenario::Fanout { members: vec![1000, 10_000], tls: false },
+        Scenario::Fanout { members: vec![1000, 10_000], tls: false, uwebsockets: None },
         Scenario::Room { members: 10_000, rate: 400.0, publishers: 4, seconds: 3.0 },
         Scenario::Echo { conns: 100, seconds: 1.0 },
         Scenario::Idle { conns: 10_000, seconds: 30.0, heartbeat: 30.0, tls: false },

@@ -55,6 +55,9 @@ const HEARTBEAT_MS: u64 = 5_000;
 /// Ability of an adapter whose stores are in files, which outlive its process.
 const FILES: &str = "files";
 
+/// Ability of an adapter that reports edits.
+const EDITS: &str = "edits";
+
 /// The running adapters.
 #[derive(Default)]
 pub(super) struct Libraries {
@@ -129,6 +132,11 @@ impl Libraries {
     pub(super) fn names(&self) -> Vec<String> {
         let name = |it: &Library| format!("{} {}", it.description.name, it.description.version);
         self.all.iter().map(name).collect()
+    }
+
+    /// Returns whether each library reports the edits that it receives.
+    pub(super) fn report_edits(&self) -> bool {
+        self.all.iter().all(|it| it.description.can.iter().any(|ability| ability == EDITS))
     }
 
     /// Returns the counter of the kills of adapters.

@@ -76,7 +76,12 @@ impl Workload {
         let clients = world.clients.iter().enumerate().map(start).collect();
         let (changed, edited) =
             (groups::change(Arc::clone(world), rng.random()), edits::edit(Arc::clone(world), rng.random()));
-        let changes = tokio::spawn(async move { tokio::join!(changed, edited).0 });
+        // An adapter that reports no edits would seem to lose them.
+        let may_edit = libraries.report_edits();
+        let changes =
+            tokio::spawn(
+                async move { if may_edit { tokio::join!(changed, edited).0 } else { changed.await } },
+            );
         Ok(Self { clients, changes, libraries, consumers: None })
     }
 

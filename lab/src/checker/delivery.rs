@@ -116,6 +116,7 @@ impl Checker<'_> {
             let lacks = |seq: &u64| got.is_none_or(|got| !got.contains(seq));
             let rows = log.rows.keys().copied().filter(lacks);
             let due = rows.filter(|seq| self.is_due(*conv, *seq, user, device, None));
+            let due = due.filter(|seq| !self.may_have_expired(*conv, *seq, user, None));
             missing.extend(due.map(|seq| (*conv, seq)));
         }
         for (conv, seq) in missing {
@@ -135,7 +136,7 @@ impl Checker<'_> {
             }
             return;
         }
-        self.check_place(got);
+        self.check_place(got, via);
         self.sessions.got.entry((got.user, got.device, got.conv)).or_default().insert(got.seq);
         if !self.was_member(got.conv, got.user, got.seq) {
             self.report_delivery("leak-after-kick", got);
@@ -166,13 +167,21 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks that the log has that entry at this seq.
-    fn check_place(&mut self, got: Got) {
+    /// Checks that the log has that entry at this seq, and that an edit with content has its own. A library may have pulled the
+    /// message for it, with the content of a later edit.
+    fn check_place(&mut self, got: Got, via: Via) {
         let row = self.logs.get(&got.conv).and_then(|log| log.rows.get(&got.seq)).copied();
         match (row, got.cid) {
             (None, _) => self.report_delivery("phantom", got),
             (Some(Row::Message { cid }), Some(mine)) if cid == mine => {}
-            (Some(Row::Member | Row::Edit { .. }), None) => {}
+            (Some(Row::Edit { of, cid }), None) => {
+                let is_own = self.edits.asked(cid).is_some_and(|edit| edit.body == got.body);
+                let is_later = via == Via::App && self.edits.has(got.conv, of, got.body);
+                if got.body != 0 && !is_own && !is_later {
+                    self.report_delivery("corrupted", got);
+                }
+            }
+            (Some(Row::Member), None) => {}
             _ => self.report_delivery("inconsistent-seq", got),
         }
     }
@@ -206,7 +215,8 @@ impl Checker<'_> {
         let view = self.sessions.views.get(&(got.session, got.conv));
         let is_reported = |seq: u64| view.is_some_and(|view| view.is_told(seq));
         let missed = (last + 1..got.seq)
-            .any(|seq| self.is_due(got.conv, seq, got.user, got.device, None) && !is_reported(seq));
+            .filter(|seq| self.is_due(got.conv, *seq, got.user, got.device, None) && !is_reported(*seq))
+            .any(|seq| !self.may_have_expired(got.conv, seq, got.user, Some(got.at)));
         if missed {
             self.report_delivery("silent-skip", got);
         }
@@ -294,6 +304,18 @@ impl Checker<'_> {
             },
         };
         late && self.was_member(conv, user, seq)
+    }
+
+    /// Returns whether a message may have been `expired` for a user, with `until` before that event: it was edited while the
+    /// user was out, so all that is stored is a content that the user may not see. Who is in again gets the message.
+    fn may_have_expired(&self, conv: Id, seq: u64, user: Id, until: Option<usize>) -> bool {
+        let Some(log) = self.logs.get(&conv) else { return false };
+        log.edits.get(&seq).into_iter().flatten().any(|edit| {
+            let Some(Row::Edit { cid, .. }) = log.rows.get(edit) else { return false };
+            let asked = self.edits.asked(*cid);
+            let was_asked = until.is_none_or(|until| asked.is_some_and(|asked| asked.at < until));
+            was_asked && !self.was_member(conv, user, *edit)
+        })
     }
 
     fn was_member(&self, conv: Id, user: Id, seq: u64) -> bool {

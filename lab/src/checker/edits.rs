@@ -1,18 +1,19 @@
 //! Edits: each row names a message before it, as a client asked, and a message has the content of its newest edit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::HashMap;
 
 use super::{
     Checker, Id,
-    sends::{AskedEdit, Row, StoredBody},
+    sends::{AckedEdit, AskedEdit, Row, StoredBody},
 };
 
 /// Edits and contents of a history.
 #[derive(Default)]
 pub(super) struct Edits {
     asked: HashMap<Id, AskedEdit>,
+    acked: Vec<AckedEdit>,
     stored: Vec<StoredBody>,
 }
 
@@ -21,8 +22,17 @@ impl Edits {
         self.asked.entry(cid).or_insert(edit);
     }
 
+    pub(super) fn note_acked(&mut self, edit: AckedEdit) {
+        self.acked.push(edit);
+    }
+
     pub(super) fn note_stored(&mut self, stored: StoredBody) {
         self.stored.push(stored);
+    }
+
+    /// Returns an edit as it was first asked for.
+    pub(super) fn asked(&self, cid: Id) -> Option<&AskedEdit> {
+        self.asked.get(&cid)
     }
 
     /// Returns whether a message may have had this content because of an edit.
@@ -35,7 +45,7 @@ impl Checker<'_> {
     /// Checks the edits of the log, and the content that its messages have at the end.
     pub(super) fn check_edits(&mut self) {
         let end = self.history.events.len();
-        let (mut newest, mut wrong) = (BTreeMap::new(), Vec::new());
+        let (mut newest, mut wrong, mut stored) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
         for (conv, log) in &self.logs {
             for (seq, row) in &log.rows {
                 let Row::Edit { of, cid } = *row else { continue };
@@ -48,7 +58,10 @@ impl Checker<'_> {
                 if !is_message {
                     wrong.push(("edit-misplaced", *conv, *seq, of));
                 }
-                match self.edits.asked.get(&cid).filter(|edit| (edit.conv, edit.of) == (*conv, of)) {
+                if !stored.insert(cid) {
+                    wrong.push(("stored-twice", *conv, *seq, of));
+                }
+                match self.edits.asked(cid).filter(|edit| (edit.conv, edit.of) == (*conv, of)) {
                     Some(edit) => drop(newest.insert((*conv, of), edit.body)),
                     None => wrong.push(("edit-unasked", *conv, *seq, of)),
                 }
@@ -57,6 +70,13 @@ impl Checker<'_> {
         wrong.sort_unstable_by_key(|it| (it.1, it.2));
         for (rule, conv, seq, of) in wrong {
             self.broken(rule, end, |h| format!("{} {seq} edits {of}", h.name(conv)));
+        }
+        for AckedEdit { at, cid, seq } in std::mem::take(&mut self.edits.acked) {
+            let log = self.edits.asked(cid).and_then(|edit| self.logs.get(&edit.conv));
+            let row = log.and_then(|log| log.rows.get(&seq));
+            if !matches!(row, Some(Row::Edit { cid: it, .. }) if *it == cid) {
+                self.broken("lost-acked", at, |h| format!("the edit {} at {seq}", h.name(cid)));
+            }
         }
         for StoredBody { at, conv, seq, cid, body } in std::mem::take(&mut self.edits.stored) {
             let sent = self.sends.get(&cid).map(|send| send.body);

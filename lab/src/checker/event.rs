@@ -59,6 +59,16 @@ pub enum HistoryEvent<I> {
         cid: I,
         /// Hash of the new content.
         body: u64,
+        /// Hash of the content before, as the client saw it.
+        #[serde(default)]
+        was: u64,
+    },
+    /// An edit was accepted.
+    EditOk {
+        /// Id of the edit.
+        cid: I,
+        /// Seq of the edit in the conversation.
+        seq: u64,
     },
     /// A send was accepted.
     SendOk {
@@ -339,7 +349,8 @@ impl<I> HistoryEvent<I> {
             Self::SendInv { user, device, session, conv, cid, body, attempt, chained } => E::SendInv {
                 user: f(user), device: f(device), session, conv: f(conv), cid: f(cid), body, attempt, chained,
             },
-            Self::EditInv { conv, of, cid, body } => E::EditInv { conv: f(conv), of, cid: f(cid), body },
+            Self::EditInv { conv, of, cid, body, was } => E::EditInv { conv: f(conv), of, cid: f(cid), body, was },
+            Self::EditOk { cid, seq } => E::EditOk { cid: f(cid), seq },
             Self::SendOk { cid, seq, duplicate } => E::SendOk { cid: f(cid), seq, duplicate },
             Self::SendFail { cid, code } => E::SendFail { cid: f(cid), code },
             Self::SendInfo { cid } => E::SendInfo { cid: f(cid) },

@@ -1,10 +1,13 @@
 //! Losses planted into a recorded history, each of which the checker has to name: a checker that can't fail proves nothing.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use anyhow::{Context as _, bail};
 
-use super::{Budget, History, HistoryEvent, Id, Via, check};
+use super::{
+    Budget, History, HistoryEvent, Id, Via, check,
+    webhooks::{FeedRules, WEBHOOK},
+};
 
 /// The name of a loss, the rules that have to name it, and the history with it.
 type Plant = (&'static str, &'static [&'static str], History);
@@ -50,6 +53,17 @@ fn plants(history: &History) -> anyhow::Result<Vec<Plant>> {
             "a message missed while away and never pulled",
             &["never-got"],
             without_a_pull(history).context("no device missed a message and pulled it")?,
+        ),
+        (
+            "an event that no endpoint of webhooks got",
+            &["webhook-lost"],
+            without_the_last_delivery(history).context("no endpoint of webhooks got anything")?,
+        ),
+        (
+            "two events of a conversation that changed places on their way to an endpoint of webhooks",
+            &["webhook-order"],
+            with_swapped_deliveries(history)
+                .context("no endpoint of webhooks got two events of a conversation")?,
         ),
     ])
 }
@@ -127,6 +141,48 @@ fn without_a_pull(history: &History) -> Option<History> {
     Some(without_entry(history, *lost))
 }
 
+/// Event that an endpoint of webhooks got: endpoint, conversation and seq.
+type Delivery = (Id, Id, u64);
+
+/// Returns what an endpoint of webhooks got.
+fn delivery(history: &History, event: &HistoryEvent<Id>) -> Option<Delivery> {
+    match *event {
+        HistoryEvent::Delivered { endpoint, conv, seq, .. }
+            if FeedRules::of(history.name(endpoint)).kind == WEBHOOK =>
+        {
+            Some((endpoint, conv, seq))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the history without any delivery of the event that an endpoint got last. The endpoint reports all the same that it
+/// has everything.
+fn without_the_last_delivery(history: &History) -> Option<History> {
+    let lost = last(history, |event| delivery(history, event))?;
+    Some(without(history, |event| delivery(history, event) == Some(lost)))
+}
+
+/// Returns the history in which the first deliveries of two events of a conversation that followed one another have changed
+/// places.
+fn with_swapped_deliveries(history: &History) -> Option<History> {
+    let mut newest: HashMap<(Id, Id), (usize, u64)> = HashMap::new();
+    for (at, stamped) in history.events.iter().enumerate() {
+        let Some((endpoint, conv, seq)) = delivery(history, &stamped.event) else { continue };
+        match newest.get(&(endpoint, conv)) {
+            Some((_, before)) if seq <= *before => continue,
+            Some((before, _)) => {
+                let mut swapped = history.clone();
+                (swapped.events[*before].event, swapped.events[at].event) =
+                    (stamped.event, history.events[*before].event);
+                return Some(swapped);
+            }
+            None => drop(newest.insert((endpoint, conv), (at, seq))),
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,5 +211,42 @@ mod tests {
         }
         let rest = without_the_last_send(&history).expect("messages were sent");
         assert_eq!(rest.events, history.events[..1]);
+    }
+
+    /// Deliveries of the events 1, 2, 2 and 3 of a group to an endpoint, after others to another consumer.
+    fn delivered() -> History {
+        let mut history = History::default();
+        for (endpoint, seq) in [("stream", 1), ("stream", 2), ("crm", 1), ("crm", 2), ("crm", 2), ("crm", 3)]
+        {
+            history.push(0, HistoryEvent::Delivered { endpoint, conv: "g:team", seq, cid: None, body: 0 });
+        }
+        history
+    }
+
+    fn seqs(history: &History) -> Vec<u64> {
+        history.events.iter().filter_map(|it| Some(delivery(history, &it.event)?.2)).collect()
+    }
+
+    #[test]
+    fn all_deliveries_of_the_last_event_to_an_endpoint_are_taken_out() {
+        let mut history = delivered();
+        let again = history.events[5];
+        history.events.push(again);
+        history.push(
+            0,
+            HistoryEvent::Delivered { endpoint: "stream", conv: "g:team", seq: 3, cid: None, body: 0 },
+        );
+        let rest = without_the_last_delivery(&history).expect("events were delivered");
+        assert_eq!(seqs(&rest), [1, 2, 2]);
+        assert_eq!(rest.events.len(), 6, "what other consumers got is left");
+    }
+
+    #[test]
+    fn first_deliveries_of_two_events_change_places() {
+        let swapped = with_swapped_deliveries(&delivered()).expect("events were delivered");
+        assert_eq!(seqs(&swapped), [2, 1, 2, 3]);
+        let mut once = delivered();
+        once.events.truncate(3);
+        assert!(with_swapped_deliveries(&once).is_none(), "other consumers have another order");
     }
 }

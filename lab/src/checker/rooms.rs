@@ -2,13 +2,20 @@
 //!
 //! On one node a loss is announced within [`super::Budget::excuse_ns`]. Between two nodes a fault of either of them, or
 //! of the network between them, delays the announcement until [`super::Budget::settle_ns`] after its end; a fault that
-//! begins before then delays it again. Rooms do not use Kafka and Postgres.
+//! begins before then delays it again. Rooms do not use Kafka, Postgres and webhooks.
+//!
+//! What a connection still gets says how far its node had come: a message is due if its time was over before a message
+//! that came was first sent. A slow network holds up all frames of a connection, and its end takes those on the way.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, mem};
 
 use foldhash::{HashMap, HashSet};
 
 use super::{Checker, HistoryEvent, Id, delivery::Got};
+
+/// Time in ns after which a library repeats a message that was refused for a while. Its history has no repetitions, which
+/// may come after messages that it sent later.
+const LIBRARY_RETRY_NS: u64 = 500_000_000;
 
 /// Messages of live rooms, and what connections got of them.
 #[derive(Default)]
@@ -33,6 +40,8 @@ struct Stay {
     joined: Option<usize>,
     /// Events of its first push and of its last.
     span: Option<(usize, usize)>,
+    /// Latest first attempt of the messages that came.
+    reach: usize,
     ids: HashSet<Id>,
     /// Number of messages announced as missed, and events of announcements without a number.
     shed: u64,
@@ -88,12 +97,19 @@ impl Checker<'_> {
         let stay = self.rooms.stays.entry((got.session, got.conv)).or_default();
         stay.span = Some((stay.span.map_or(got.at, |(first, _)| first), got.at));
         let is_new = stay.ids.insert(cid);
+        let Some(send) = self.sends.get(&cid) else { return };
+        stay.reach = stay.reach.max(send.first);
         // Each attempt is a message of its own, and is fanned out again.
-        let Some(send) = self.sends.get(&cid).filter(|send| send.attempts == 1) else { return };
-        let before = stay.latest_sends.insert(send.session, send.first);
+        if send.attempts != 1 {
+            return;
+        }
+        let age = self.history.events[got.at].at - self.history.events[send.first].at;
+        let may_be_repeated = send.kept.is_some() && age >= LIBRARY_RETRY_NS;
+        let latest = stay.latest_sends.entry(send.session).or_default();
+        let before = mem::replace(latest, send.first.max(*latest));
         if !is_new {
             self.report_delivery("room-copy", got);
-        } else if before.is_some_and(|before| before > send.first) {
+        } else if before > send.first && !may_be_repeated {
             self.report_delivery("room-order", got);
         }
     }
@@ -101,7 +117,7 @@ impl Checker<'_> {
     /// Compares what each connection missed in its rooms with what was announced.
     pub(super) fn check_rooms(&mut self) {
         self.note_accidents();
-        for ((session, conv), stay) in std::mem::take(&mut self.rooms.stays) {
+        for ((session, conv), stay) in mem::take(&mut self.rooms.stays) {
             self.check_stay(session, conv, &stay);
         }
     }
@@ -124,7 +140,9 @@ impl Checker<'_> {
                         None => (self.history.name(fault), None),
                     };
                     let node = node.map(|node| self.history.find(node));
-                    let off_the_way = kind.starts_with("kafka") || kind.starts_with("postgres");
+                    // What stands for the application gets no frames of rooms either.
+                    let off_the_way =
+                        kind == "receiver" || kind.starts_with("kafka") || kind.starts_with("postgres");
                     // A fault of a node without connections strikes none of them.
                     if !off_the_way && node != Some(None) {
                         self.rooms.faults.push(Fault { from, to: stamped.at, node: node.flatten() });
@@ -152,8 +170,8 @@ impl Checker<'_> {
         by
     }
 
-    /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before its
-    /// last push.
+    /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before
+    /// another one that came.
     fn check_stay(&mut self, number: u64, conv: Id, stay: &Stay) {
         let Some((first, last)) = stay.span else { return };
         let since = stay.joined.unwrap_or(first);
@@ -163,14 +181,14 @@ impl Checker<'_> {
         let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
         let start = acks.partition_point(|(at, _)| *at < since);
         let (mut talks, mut missing, mut uncounted, mut lost) = (0, 0, 0, 0);
-        for (at, cid) in acks[start..].iter().take_while(|(at, _)| *at < last) {
+        for (at, cid) in acks[start..].iter().take_while(|(at, _)| *at < stay.reach) {
             let Some(send) = self.sends.get(cid) else { continue };
             if send.first < since || (send.user, send.device) == (session.user, session.device) {
                 continue;
             }
             let there = self.rooms.nodes.get(&send.last.1).copied();
             let by = self.word_by(time(*at), (there, here));
-            if by > time(last) {
+            if by > time(stay.reach) {
                 continue;
             }
             talks += 1;

@@ -20,7 +20,7 @@ pub(super) struct Send {
     pub(super) ok: Option<(u64, usize)>,
     pub(super) failed: Option<usize>,
     /// Event by which the client stored it.
-    kept: Option<usize>,
+    pub(super) kept: Option<usize>,
     /// Seq in the log.
     pub(super) stored: Option<u64>,
     /// Highest seq of the conversation that was acked before the first attempt.
@@ -48,6 +48,17 @@ pub(super) struct AskedEdit {
     /// Seq of the message.
     pub(super) of: u64,
     pub(super) body: u64,
+    /// Event at which a client asked for it.
+    pub(super) at: usize,
+}
+
+/// Edit that was accepted.
+#[derive(Clone, Copy)]
+pub(super) struct AckedEdit {
+    /// Event of the ack.
+    pub(super) at: usize,
+    pub(super) cid: Id,
+    pub(super) seq: u64,
 }
 
 /// Content of a message in the log at the end.
@@ -65,6 +76,8 @@ pub(super) struct StoredBody {
 #[derive(Default)]
 pub(super) struct Log {
     pub(super) rows: BTreeMap<u64, Row>,
+    /// Seqs of the edits of a message.
+    pub(super) edits: BTreeMap<u64, Vec<u64>>,
     /// Ranges that are declared as removed, with their events.
     pub(super) gaps: Vec<(usize, u64, u64)>,
     /// Ranges of seqs in which a user was a member, both ends included.
@@ -141,14 +154,12 @@ impl Checker<'_> {
                         self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
                     }
                 }
-                HistoryEvent::EditInv { conv, of, cid, body } => {
-                    self.edits.note_asked(cid, AskedEdit { conv, of, body })
+                HistoryEvent::EditInv { conv, of, cid, body, .. } => {
+                    self.edits.note_asked(cid, AskedEdit { at, conv, of, body })
                 }
+                HistoryEvent::EditOk { cid, seq } => self.edits.note_acked(AckedEdit { at, cid, seq }),
                 HistoryEvent::LogEdit { conv, seq, of, cid } => {
-                    let row = Row::Edit { of, cid };
-                    if self.logs.entry(conv).or_default().rows.insert(seq, row).is_some() {
-                        self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
-                    }
+                    self.note_edit(at, conv, seq, of, cid);
                 }
                 HistoryEvent::LogGap { conv, first, last } => {
                     self.logs.entry(conv).or_default().gaps.push((at, first, last));
@@ -158,6 +169,14 @@ impl Checker<'_> {
         }
         self.report.sent = self.sends.len() as u64;
         self.report.rows = self.logs.values().map(|log| log.rows.len() as u64).sum();
+    }
+
+    fn note_edit(&mut self, at: usize, conv: Id, seq: u64, of: u64, cid: Id) {
+        let log = self.logs.entry(conv).or_default();
+        log.edits.entry(of).or_default().push(seq);
+        if log.rows.insert(seq, Row::Edit { of, cid }).is_some() {
+            self.broken("duplicate-seq", at, |h| format!("{} {seq}", h.name(conv)));
+        }
     }
 
     fn note_ack(&mut self, at: usize, cid: Id, seq: u64, acked: &mut BTreeMap<Id, u64>) {

@@ -138,6 +138,10 @@ fn clean() -> Tape {
     tape
 }
 
+fn is_send(wanted: &str) -> impl Fn(&HistoryEvent<String>) -> bool {
+    move |event| matches!(event, HistoryEvent::SendInv { cid, .. } if cid == wanted)
+}
+
 fn is_ok(wanted: &str) -> impl Fn(&HistoryEvent<String>) -> bool {
     move |event| matches!(event, HistoryEvent::SendOk { cid, .. } if cid == wanted)
 }
@@ -446,7 +450,7 @@ fn somebody_hears_what_is_not_theirs() {
 fn a_room_sheds_more_than_it_says() {
     let tape = clean();
     let shed = tape.at(|event| matches!(event, HistoryEvent::Shed { .. }));
-    let last = tape.at(is_push("r5", Via::Push));
+    let last = tape.at(is_send("r5"));
     let later = |it: &mut Vec<Stamped<String>>| it[last..].iter_mut().for_each(|it| it.at += 5_000 * MS);
     assert!(tape.with(later).is_empty(), "it was told");
     let untold = |it: &mut Vec<Stamped<String>>| {

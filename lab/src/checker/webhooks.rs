@@ -9,11 +9,16 @@ use super::{Checker, HistoryEvent, Id, sends::Row};
 
 /// Rules of a kind of consumers.
 #[derive(Clone, Copy)]
-struct FeedRules {
+pub(super) struct FeedRules {
+    /// Kind of the consumers.
+    pub(super) kind: &'static str,
     order: &'static str,
     phantom: &'static str,
     lost: &'static str,
 }
+
+/// Kind of an endpoint of webhooks.
+pub(super) const WEBHOOK: &str = "webhook";
 
 /// Id of the reader of the stream, as an endpoint.
 pub const STREAM: &str = "stream";
@@ -22,12 +27,14 @@ pub const STREAM: &str = "stream";
 pub const TOPIC: &str = "topic";
 
 impl FeedRules {
-    fn of(endpoint: &str) -> Self {
-        match endpoint {
-            STREAM => Self { order: "stream-order", phantom: "stream-phantom", lost: "stream-lost" },
-            TOPIC => Self { order: "topic-order", phantom: "topic-phantom", lost: "topic-lost" },
-            _ => Self { order: "webhook-order", phantom: "webhook-phantom", lost: "webhook-lost" },
-        }
+    /// Returns the rules for the consumer with this id.
+    pub(super) fn of(endpoint: &str) -> Self {
+        let (kind, order, phantom, lost) = match endpoint {
+            STREAM => (STREAM, "stream-order", "stream-phantom", "stream-lost"),
+            TOPIC => (TOPIC, "topic-order", "topic-phantom", "topic-lost"),
+            _ => (WEBHOOK, "webhook-order", "webhook-phantom", "webhook-lost"),
+        };
+        Self { kind, order, phantom, lost }
     }
 }
 
@@ -51,6 +58,7 @@ impl Checker<'_> {
                 HistoryEvent::Delivered { endpoint, conv, seq, cid, body } => {
                     let rules = FeedRules::of(self.history.name(endpoint));
                     self.report.delivered += 1;
+                    *self.report.delivered_by.entry(rules.kind).or_default() += 1;
                     let taken = endpoints.entry(endpoint).or_default();
                     let is_new = taken.entries.insert((conv, seq));
                     if !self.is_stored(conv, seq, cid, body) {

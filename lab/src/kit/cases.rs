@@ -15,25 +15,29 @@ macro_rules! file {
 }
 
 /// Files of cases, one for each family.
-const FILES: [(&str, &str); 18] = [
+const FILES: [(&str, &str); 22] = [
     file!("login"),
     file!("send"),
     file!("receive"),
+    file!("content"),
     file!("liveness"),
     file!("close"),
     file!("tokens"),
     file!("sync"),
     file!("marks"),
     file!("recall"),
+    file!("edits"),
     file!("groups"),
     file!("chain"),
     file!("drain"),
     file!("addresses"),
     file!("rooms"),
     file!("signals"),
+    file!("presence"),
     file!("outbox"),
     file!("tabs"),
     file!("vectors"),
+    file!("transcripts"),
 ];
 
 /// Returns the cases of the kit, or of the JSON files of a folder.
@@ -114,17 +118,75 @@ fn vectors() -> Result<Vec<Value>> {
         ["welcome", "goAway", "close"].iter().any(|kind| vector["json"].get(*kind).is_some())
     };
     let chosen = all.into_iter().filter(|vector| !is_of_connection(vector));
-    let value = |vector: Value| json!({"row": vector["name"], "json": vector["json"].to_string(), "proto": vector["hex"]});
+    let value = |vector: Value| json!({"row": vector["name"], "frame": vector["json"], "json": vector["json"].to_string(), "proto": vector["hex"]});
     Ok(chosen.map(value).collect())
 }
 
-/// Returns the values of a parameter: a list, a range with `from`, `to` (included) and `step`, or the golden frames.
+/// Returns the golden frames of which a client reports something: with `event` and its pattern `with`, with `needs`, and with the
+/// conversation and the seq before it of a push, so that it leaves no hole.
+fn reports() -> Result<Vec<Value>> {
+    let all = vectors()?.into_iter().filter_map(|mut vector| {
+        let (event, with, needs) = report(&vector["frame"])?;
+        let push = &vector["frame"]["push"];
+        let before = push["seq"].as_u64().unwrap_or_default().saturating_sub(1);
+        vector["conversation"] = push["conversation"].as_str().unwrap_or("d:nobody:other").into();
+        (vector["before"], vector["event"], vector["with"]) = (before.into(), event.into(), with);
+        vector["needs"] = needs.into();
+        Some(vector)
+    });
+    Ok(all.collect())
+}
+
+/// Returns the event of a frame, its pattern, and the ability that an adapter needs for it.
+fn report(frame: &Value) -> Option<(&'static str, Value, Option<&'static str>)> {
+    let picked = |body: &Value, fields: &[&str]| -> Value {
+        let present = fields.iter().filter_map(|field| Some(((*field).to_owned(), body.get(field)?.clone())));
+        present.collect::<Map<String, Value>>().into()
+    };
+    for kind in ["receipt", "cleared", "hidden", "signal", "shed"] {
+        if let Some(body) = frame.get(kind) {
+            let fields = ["conversation", "seq", "seqs", "kind", "sender", "content", "room", "count"];
+            return Some((kind, picked(body, &fields), None));
+        }
+    }
+    if let Some(stats) = frame.get("roomStats") {
+        return Some(("roomStats", stats.clone(), Some("roomStats")));
+    }
+    // A kind that the schema does not have is a number, which libraries report in their own way.
+    if let Some(notice) = frame.get("notice").filter(|notice| notice["kind"].is_string()) {
+        return Some(("notice", picked(notice, &["kind", "expected", "msgId", "conversation"]), None));
+    }
+    let push = frame.get("push")?;
+    let place = picked(push, &["conversation", "seq"]);
+    if let Some(Value::Object(change)) = push.get("event") {
+        let Value::Object(mut with) = place else { return None };
+        with.extend(change.clone());
+        return Some(("change", with.into(), None));
+    }
+    if let Some(recall) = push.get("recall") {
+        return Some(("recalled", json!({"conversation": push["conversation"], "seq": recall["seq"]}), None));
+    }
+    if let Some(edit) = push.get("edit") {
+        let with = json!({
+            "conversation": push["conversation"], "seq": edit["seq"], "edit": push["seq"], "content": edit["content"],
+        });
+        return Some(("edited", with, Some("edits")));
+    }
+    let is_plain = picked(&push["content"], &["json", "type", "replyTo", "mentions"]) == json!({});
+    let with = picked(push, &["conversation", "seq", "sender", "msgId", "content"]);
+    Some(("message", with, (!is_plain).then_some("json")))
+}
+
+/// Returns the values of a parameter: a list, a range with `from`, `to` (included) and `step`, or golden frames.
 fn values_of(values: &Value) -> Result<Vec<Value>> {
     if let Value::Array(list) = values {
         return Ok(list.clone());
     }
     if values == "vectors" {
         return vectors();
+    }
+    if values == "reports" {
+        return reports();
     }
     let bound = |key: &str| values[key].as_i64().with_context(|| format!("a range has `{key}`"));
     let step = usize::try_from(values["step"].as_u64().unwrap_or(1).max(1))?;
@@ -177,6 +239,37 @@ mod tests {
         }) {
             let kinds = frame.as_object().map_or(0, |frame| frame.keys().filter(|key| *key != "id").count());
             assert!(kinds <= 1, "{frame}");
+        }
+    }
+
+    #[test]
+    fn cases_of_transcripts_send_what_the_transcripts_have() {
+        // A library chooses the ids of its frames and messages.
+        let plain = |frame: &Value| {
+            let mut frame = frame.clone();
+            frame.as_object_mut().map(|fields| fields.remove("id"));
+            frame.get_mut("sendAck").and_then(Value::as_object_mut).map(|ack| ack.remove("msgId"));
+            frame
+        };
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../protocol/vectors/transcripts");
+        let files = fs::read_dir(folder).expect("the folder of transcripts").flatten();
+        let transcripts: Vec<Value> = files
+            .map(|file| fs::read_to_string(file.path()).expect("a transcript"))
+            .map(|text| serde_json::from_str(&text).expect("a transcript in JSON"))
+            .collect();
+        let cases = all(None).expect("the embedded files are well formed");
+        let cases: Vec<&Case> = cases.iter().filter(|case| case.family == "transcripts").collect();
+        assert!(cases.len() >= 8);
+        for case in cases {
+            let (name, device) = case.name.split_once(": ").expect("a transcript and a device");
+            let transcript = transcripts.iter().find(|it| it["name"] == name).expect("the transcript");
+            let lines = transcript["lines"].as_array().into_iter().flatten();
+            let lines =
+                lines.filter(|line| line["conn"].as_str().is_some_and(|conn| conn.starts_with(device)));
+            let written: Vec<Value> = lines.map(|line| plain(&line["server"])).collect();
+            for frame in case.steps.iter().filter_map(|step| step.send.as_ref()) {
+                assert!(written.contains(&plain(frame)), "{}: {frame}", case.name);
+            }
         }
     }
 

@@ -101,6 +101,7 @@ fn events(log: &Log) -> Result<(), String> {
             Some("message") if event["conversation"].as_str().is_some_and(|it| it.starts_with("r:")) => {
                 json!([entry.client, "message", event["conversation"], event["sender"], event["msgId"]])
             }
+            Some("edited") => json!([entry.client, "edited", event["conversation"], event["edit"]]),
             Some(kind @ ("message" | "change")) => {
                 json!([entry.client, kind, event["conversation"], event["seq"]])
             }

@@ -6,6 +6,7 @@ mod conversation;
 mod machine;
 mod outbox;
 mod pace;
+mod presence;
 mod refresh;
 mod session;
 
@@ -62,6 +63,8 @@ pub enum PlantedFault {
     NoSync,
     /// The content of a recalled message is reported.
     ReportRecalled,
+    /// The content of an edit is reported after that of a later one.
+    ReportOldEdits,
     /// No sign of life is sent.
     NoPing,
     /// The silence of the node is ignored.
@@ -70,12 +73,16 @@ pub enum PlantedFault {
     IgnoreGoAway,
     /// A chained send names the message after it, answered or not.
     ChainAnswered,
+    /// A message to a room does not wait for an earlier one that waits for its retry.
+    OvertakeInRoom,
     /// Rooms are not joined again.
     NoRejoin,
     /// The token of a connection is not replaced.
     NoRefresh,
     /// Parts of the protocol that the node does not have are used.
     IgnoreFeatures,
+    /// A complete report of a watch does not replace the list.
+    MergeReports,
 }
 
 /// Arguments of the command.
@@ -109,7 +116,7 @@ async fn serve(faults: Faults) -> Result<()> {
                 "event": "description", "name": "reference", "version": env!("CARGO_PKG_VERSION"),
                 "levels": ["L0", "L1", "L2", "L3"],
                 "transports": ["tcp-json", "ws-json", "tcp-proto", "ws-proto"],
-                "can": ["random", "store", "tabs", "online", "refresh", "react"],
+                "can": ["random", "store", "tabs", "online", "refresh", "react", "edit", "edits", "flags", "json", "roomStats", "watch"],
             })),
             "connect" => hub.connect(command),
             "drop" => hub.leave(&command).await,

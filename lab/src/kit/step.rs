@@ -232,9 +232,11 @@ pub(super) fn messages(short: &Value, conversation: &str) -> Vec<Value> {
     });
     for (key, value) in short.as_object().into_iter().flatten() {
         message[key] = value.clone();
-        // A change or a recall has no content.
-        if key == "event" || key == "recall" {
+        // A change, a recall or an edit is no message; only the edit has an id.
+        if ["event", "recall", "edit"].contains(&key.as_str()) {
             message["content"] = Value::Null;
+        }
+        if key == "event" || key == "recall" {
             message["msgId"] = Value::Null;
         }
     }

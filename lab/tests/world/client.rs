@@ -68,9 +68,14 @@ pub(crate) trait Dialer {
 }
 
 impl Client {
-    pub(crate) fn new(profile: Profile, loses_pushes: bool, seed: u64) -> Self {
+    /// Creates a client. With `edits`, a seed, it edits its messages.
+    pub(crate) fn new(profile: Profile, loses_pushes: bool, seed: u64, edits: Option<u64>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
         let person = Person::new(profile, rng.random());
+        let person = match edits {
+            Some(seed) => person.with_edits(seed),
+            None => person,
+        };
         let next_tick = Duration::from_millis(rng.random_range(0..20));
         let connects_at = Duration::ZERO;
         Self { loses_pushes, person, rng, connection: None, old: None, connects_at, next_tick }

@@ -4,7 +4,8 @@
 //! Every node has a runtime of its own, which runs only when the world gives it a turn. So a crash drops all that a
 //! node does, a frozen node gets no turns, and no thread decides the order. The same seed gives the same history. The
 //! seeds begin at `TIDEGATE_SEED`; `WORLD_SEEDS=10000 cargo test -p tidegate-lab --test world` runs more of them,
-//! `WORLD_SEED=7` one. `WORLD_PUSHES=1` judges also in worlds whose nodes leave that no push is lost without notice.
+//! `WORLD_SEED=7` one. With `WORLD_EDITS=0` clients edit nothing, and each seed is as it was before there were edits.
+//! `WORLD_PUSHES=1` judges also in worlds whose nodes leave that no push is lost without notice.
 
 #[allow(dead_code, reason = "each user takes a part of it")]
 #[path = "../../../tests/sim/bus.rs"]
@@ -30,7 +31,7 @@ use std::{
 };
 
 use tidegate_lab::{
-    checker::{self, Budget, History},
+    checker::{self, Budget, History, HistoryEvent},
     person::text_hash,
 };
 
@@ -49,9 +50,9 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// Runs a seed, and returns its history.
-fn run(seed: u64) -> History {
-    let mut world = World::new(seed);
+/// Runs a seed, with edits or without, and returns its history.
+fn run(seed: u64, edits: bool) -> History {
+    let mut world = World::new(seed, edits);
     world.run();
     world.finish()
 }
@@ -71,9 +72,10 @@ fn seeds() -> impl Iterator<Item = u64> {
 }
 
 /// Runs a seed and judges it. Returns a hash of its history.
-fn judge(seed: u64) -> u64 {
-    let again = format!("alone: WORLD_SEED={seed} cargo test -p tidegate-lab --test world");
-    let history = std::panic::catch_unwind(|| run(seed));
+fn judge(seed: u64, edits: bool) -> u64 {
+    let setting = if edits { "" } else { "WORLD_EDITS=0 " };
+    let again = format!("alone: {setting}WORLD_SEED={seed} cargo test -p tidegate-lab --test world");
+    let history = std::panic::catch_unwind(|| run(seed, edits));
     let history = history.unwrap_or_else(|_| panic!("seed {seed} failed; {again}"));
     let lines = lines(&history).join("\n");
     if let Ok(file) = std::env::var("WORLD_HISTORY") {
@@ -98,33 +100,33 @@ const SEEDS_OF_LOST_PUSHES: [u64; 3] = [170, 331, 3_794_046_779];
 #[test]
 fn s67_s68_no_push_is_lost_without_notice() {
     for seed in SEEDS_OF_LOST_PUSHES {
-        judge(seed);
+        judge(seed, false);
     }
 }
 
 #[test]
 fn s82_run_that_a_peer_has_not_listed_gets_its_pushes() {
-    judge(3_744_330_445);
+    judge(3_744_330_445, false);
 }
 
 #[test]
 fn s83_join_that_fails_on_a_node_without_members_is_caught_up() {
-    judge(191_626_364);
+    judge(191_626_364, false);
 }
 
 #[test]
 fn s84_member_who_leaves_before_its_join_is_known_is_notified() {
-    judge(82_856_301);
+    judge(82_856_301, false);
 }
 
 #[test]
 fn s87_interest_in_a_room_that_the_routes_lost_unnoticed_is_declared_again() {
-    judge(327_241_254);
+    judge(327_241_254, false);
 }
 
 #[test]
 fn s88_removed_member_stays_removed_when_the_store_falls_back() {
-    judge(2_973_173_701);
+    judge(2_973_173_701, false);
 }
 
 /// Seeds in which a run ended soon after it joined the group of owners again, because the answer to its join was lost.
@@ -133,13 +135,28 @@ const SEEDS_OF_LOST_JOINS: [u64; 3] = [67, 1_156, 1_561_389_924];
 #[test]
 fn partitions_of_a_member_whose_run_has_ended_get_an_owner() {
     for seed in SEEDS_OF_LOST_JOINS {
-        judge(seed);
+        judge(seed, false);
     }
+}
+
+#[test]
+fn clients_edit_while_things_break() {
+    let history = run(7, true);
+    let (mut acked, mut stored) = (0, 0);
+    for stamped in &history.events {
+        match stamped.event {
+            HistoryEvent::EditOk { .. } => acked += 1,
+            HistoryEvent::LogEdit { .. } => stored += 1,
+            _ => {}
+        }
+    }
+    assert!(acked >= 20 && stored >= acked, "{acked} edits were accepted, and {stored} are stored");
 }
 
 /// Judges all seeds. Returns each with the hash of its history.
 fn judge_all() -> Vec<String> {
-    seeds().map(|seed| format!("{seed} {:016x}", judge(seed))).collect()
+    let edits = number("WORLD_EDITS") != Some(0);
+    seeds().map(|seed| format!("{seed} {:016x}", judge(seed, edits))).collect()
 }
 
 /// Begins the same test in another process, which writes the hashes of its histories to a file.

@@ -15,7 +15,7 @@ const SEEDS: usize = 40;
 fn caught(fault: Planted, deck: Deck, rules: &[&str]) {
     for seed in (0..).filter(|seed| Deck::of(*seed) == deck).take(SEEDS) {
         plant(Some(fault));
-        let history = catch_unwind(|| run(seed));
+        let history = catch_unwind(|| run(seed, false));
         plant(None);
         // A world that does not come to rest is no verdict of the checker.
         let Ok(history) = history else { continue };
@@ -24,7 +24,7 @@ fn caught(fault: Planted, deck: Deck, rules: &[&str]) {
         if !rules.iter().any(|rule| broken.contains_key(rule)) {
             continue;
         }
-        let report = checker::check(&run(seed), deck.budget());
+        let report = checker::check(&run(seed, false), deck.budget());
         assert!(report.is_clean(), "seed {seed} without {fault:?}: {:#?}", report.violations);
         return;
     }

@@ -395,7 +395,8 @@ fn shard_settings() -> ShardSettings {
         },
         ..SessionLimits::default()
     };
-    ShardSettings { limits, ..ShardSettings::new(Verifier::hs256(KEY)) }
+    // Edits are judged by the clock of the machine, which is not that of the world.
+    ShardSettings { limits, edit_within: Duration::MAX, ..ShardSettings::new(Verifier::hs256(KEY)) }
 }
 
 fn owner_settings(rules: rules::Settings, services: &Services) -> owner::Settings {

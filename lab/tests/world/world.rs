@@ -31,6 +31,9 @@ const NODES: usize = 3;
 const PARTITIONS: usize = 4;
 const USERS: usize = 8;
 
+/// Makes the seed of the edits another one than that of the rest.
+const EDIT_STREAM: u64 = 0x5eed_0fed_1750_0000;
+
 /// How long clients talk while things break.
 const TALK_TIME: Duration = Duration::from_secs(20);
 
@@ -70,15 +73,21 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// Creates the world of a seed, whose clients edit messages or not.
+    pub(crate) fn new(seed: u64, edits: bool) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
+        // A stream of its own: a world without edits is as it was before there were any.
+        let mut editing = edits.then(|| StdRng::seed_from_u64(seed ^ EDIT_STREAM));
         let deck = Deck::of(seed);
         let services = Services::new(deck, rng.random(), PARTITIONS, seed % 2 == 1);
         let nodes = (0..NODES)
             .map(|nth| Some(Node::start(&services, nth, 1, rng.random(), Duration::ZERO)))
             .collect();
         let groups = groups();
-        let client = |profile| Client::new(profile, deck.loses_pushes(), rng.random());
+        let client = |profile| {
+            let edits = editing.as_mut().map(StdRng::random);
+            Client::new(profile, deck.loses_pushes(), rng.random(), edits)
+        };
         let clients = profiles(deck, &groups).into_iter().map(client).collect();
         let administrator = Administrator::new(groups, rng.random());
         let nemesis = Nemesis::new(deck, NODES, rng.random());

@@ -115,6 +115,7 @@ envelope!(ClientFrame, client_frame {
     Refresh "refresh",
     React "react",
     Edit "edit",
+    Watch "watch",
 });
 
 envelope!(ServerFrame, server_frame {
@@ -139,6 +140,7 @@ envelope!(ServerFrame, server_frame {
     Hidden "hidden",
     Signal "signal",
     RoomStats "roomStats" or "room_stats",
+    Presence "presence",
 });
 
 /// Sets `field`, and fails if it is already set; `null` (`None`) sets nothing.

@@ -112,6 +112,8 @@ pub struct Chain<T> {
     resumed_at: Option<MsgId>,
     /// Whether `expected` last moved by a release.
     retractable: bool,
+    /// Time of the last progress; meaningful only while blocked.
+    progressed: Time,
     /// End of the current stage of waiting; meaningful only while blocked.
     deadline: Time,
     alarmed: bool,
@@ -149,6 +151,7 @@ impl<T> Chain<T> {
             overtaken: None,
             resumed_at: None,
             retractable: false,
+            progressed: Time::ZERO,
             deadline: Time::ZERO,
             alarmed: false,
         }
@@ -290,6 +293,11 @@ impl<T> Chain<T> {
         items
     }
 
+    /// Returns since when messages are held without progress; `None` unless messages are held and none is ready.
+    pub fn blocked_since(&self) -> Option<Time> {
+        (!self.held.is_empty() && !self.is_ready()).then_some(self.progressed)
+    }
+
     /// Returns when to call [`Chain::handle_timeout`], `None` unless messages are held and none is ready.
     pub fn poll_timeout(&self) -> Option<Time> {
         (!self.held.is_empty() && !self.is_ready()).then_some(self.deadline)
@@ -301,7 +309,7 @@ impl<T> Chain<T> {
             return None;
         }
         if !self.alarmed {
-            self.restart_timer(now);
+            self.start_stage(now);
             self.alarmed = true;
             return Some(ChainAlarm::Blocked { expected: self.expected.clone() });
         }
@@ -344,6 +352,11 @@ impl<T> Chain<T> {
     }
 
     fn restart_timer(&mut self, now: Time) {
+        self.progressed = now;
+        self.start_stage(now);
+    }
+
+    fn start_stage(&mut self, now: Time) {
         // At least a millisecond, so that a timer handled now lies in the future.
         self.deadline = now + self.limits.order_timeout.max(Duration::from_millis(1));
         self.alarmed = false;

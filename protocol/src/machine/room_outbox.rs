@@ -80,11 +80,30 @@ impl<T> RoomOutbox<T> {
         let queued = self.classes[class].pop_front()?;
         self.bytes -= queued.bytes;
         self.class_bytes[class] -= queued.bytes;
+        self.free_if_empty();
+        Some(queued.frame)
+    }
+
+    /// Removes the frames that `keeps` refuses. They do not count as dropped.
+    pub fn retain(&mut self, mut keeps: impl FnMut(&T) -> bool) {
+        for (frames, class_bytes) in self.classes.iter_mut().zip(&mut self.class_bytes) {
+            frames.retain(|queued| {
+                let is_kept = keeps(&queued.frame);
+                if !is_kept {
+                    *class_bytes -= queued.bytes;
+                    self.bytes -= queued.bytes;
+                }
+                is_kept
+            });
+        }
+        self.free_if_empty();
+    }
+
+    /// Frees the queues of an idle connection, which keeps no memory.
+    fn free_if_empty(&mut self) {
         if self.bytes == 0 && self.is_empty() {
-            // An idle connection keeps no memory.
             self.classes = std::array::from_fn(|_| VecDeque::new());
         }
-        Some(queued.frame)
     }
 
     /// Returns the frames in the order in which they are written.

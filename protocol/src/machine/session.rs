@@ -69,6 +69,7 @@ pub use self::{
 use self::{
     flights::Flights,
     login::Hello,
+    requests::PendingJoin,
     send::Ordered,
     types::{EffectiveSettings, sooner},
 };
@@ -118,7 +119,7 @@ pub struct Session {
     ordered: Option<Box<Ordered>>,
     rooms: Vec<RoomId>,
     /// Joins without an outcome, oldest first; a room is in here twice if it was left and joined again.
-    joining: Vec<RoomId>,
+    joining: Vec<PendingJoin>,
 }
 
 #[derive(Debug)]
@@ -208,6 +209,11 @@ impl Session {
     /// Returns the number of held messages, including a parked one, for metrics.
     pub fn held(&self) -> usize {
         self.ordered.as_ref().map_or(0, |o| o.chain.held() + usize::from(o.parked.is_some()))
+    }
+
+    /// Returns since when the chain is blocked by a message that is missing; `None` if it is not.
+    pub fn blocked_since(&self) -> Option<Time> {
+        self.ordered.as_ref()?.chain.blocked_since()
     }
 
     /// Returns the bytes that the chain makes the node hold: held and parked messages, and counts by conversation.
@@ -447,8 +453,8 @@ impl Session {
     /// Replies with an error; too many permanent ones close the connection.
     fn refuse(&mut self, id: u64, code: Code, message: &str, limits: &SessionLimits, out: &mut Vec<Action>) {
         self.push_frame(id, ServerBody::Error(code.error(message)), out);
-        // A sender that is left out, or whose message the application denies, has made no mistake.
-        if !code.temporary() && !matches!(code, Code::LeftOut | Code::Application(_)) {
+        // A sender that is left out, whose room was closed, or whose message the application denies, has made no mistake.
+        if !code.temporary() && !matches!(code, Code::LeftOut | Code::RoomClosed | Code::Application(_)) {
             self.forget_errors();
             self.errors = self.errors.saturating_add(1);
             if self.errors >= limits.errors_max {

@@ -3,15 +3,20 @@
 //! **Promise.** Each message that the driver names for a user is decided at least once after it was named, whatever crashes:
 //! the saved number of a partition never passes a message that is pending or in a round. Between two notices about a
 //! conversation to a user lies at least the repeat interval, as long as no owner changes; what comes meanwhile is one
-//! notice, about the newest message. A crash repeats decisions, and so at most a notice of each user and conversation.
+//! notice, about the newest message. A full machine sends some earlier, see **Bounds**. A crash repeats decisions, and so at
+//! most a notice of each user and conversation.
 //!
 //! **Rounds.** The driver decides a round of pending notices at a time, and sends those that are due. While a partition is
 //! behind, it is read before anything of it is decided, so that a long outage ends with one notice and not with all. While
-//! nothing succeeds, a round is one notice, each time another one, and rounds are further and further apart. Of notices that
-//! have failed before, a round has few, so that they do not delay the others.
+//! nothing succeeds, a round is one notice, each time another one, and rounds are further and further apart. While the
+//! receiver answers that it refuses them, a round is a few notices, each alone, and rounds are at most [`ANSWERED_WAIT_MAX`]
+//! apart. Of notices that have failed before, a round has few, and a further failure of one says nothing about a receiver
+//! that answers, or that has taken others a while ago, so that they do not delay the others.
 //!
-//! **Bounds.** [`WAITING_MAX`] pending notices stop the reads: the rest stays in the feed. Of more than
-//! [`RECENT_MAX`] pairs whose last notice is recent, the oldest is forgotten, and its next notice may come early.
+//! **Bounds.** [`WAITING_MAX`] pending notices stop the reads: the rest stays in the feed. Those that wait for the repeat
+//! interval are then decided early, the oldest first, so that they keep no other message from its notice, and those that
+//! have been refused for [`REFUSED_MAX`] are dropped although no other succeeds. Of more than [`RECENT_MAX`] pairs whose
+//! last notice is recent, the oldest is forgotten, and its next notice may come early.
 
 mod rounds;
 mod types;
@@ -22,10 +27,10 @@ use std::{
 };
 
 pub use self::{
-    rounds::{REFUSED_MAX, ROUND_MAX},
+    rounds::{ANSWERED_WAIT_MAX, REFUSED_MAX, ROUND_MAX, SUCCESS_RECENT},
     types::{
-        WaitingLook, WaitingMessage, WaitingNotice, WaitingOutcome, WaitingPage, WaitingRecipient,
-        WaitingRound, WaitingSave, WaitingSettings,
+        DroppedNotice, MentionSeqs, WaitingLook, WaitingMessage, WaitingNotice, WaitingOutcome, WaitingPage,
+        WaitingRecipient, WaitingRound, WaitingSave, WaitingSettings,
     },
 };
 use crate::{
@@ -60,8 +65,12 @@ pub struct Waiting {
     next_ticket: u64,
     /// Pending notices, and those in the round.
     held: usize,
+    /// Pairs whose notice has failed, each of which is pending or in the round.
+    apart: usize,
     /// Rounds that have failed since the last notice that was taken.
     failures: u32,
+    /// Whether the last failed round was refused only: the receiver answers.
+    is_answering: bool,
     wait_until: Time,
     last_success: Option<Time>,
     is_paused: bool,
@@ -76,6 +85,8 @@ struct Partition {
     read_to: u64,
     /// Feed number that was saved last.
     saved: u64,
+    /// Feed number of the save whose outcome is awaited, or of the last one.
+    saving: u64,
     /// Time of the next read; `None` until the owner archives.
     look_at: Option<Time>,
     /// Whether the last read has left out nothing that is due.
@@ -84,6 +95,8 @@ struct Partition {
     has_failed: bool,
     is_leaving: bool,
     save_at: Time,
+    /// Pairs in [`Waiting::due`] whose notice has not failed.
+    fresh: usize,
     /// First feed numbers of the notices that are pending or in a round, and how many begin with each.
     held: BTreeMap<u64, usize>,
 }
@@ -133,22 +146,31 @@ struct Pair {
 /// Messages since the last notice.
 #[derive(Clone, Debug)]
 struct Pending {
-    /// Feed number of the first of them.
-    first: u64,
+    oldest: WaitingMessage,
     newest: WaitingMessage,
     count: u64,
-    /// Seq of the newest of them that mentions the user.
-    mentioned: Option<u64>,
+    /// Seqs of the oldest and the newest of them that mention the user.
+    mentioned: Option<MentionSeqs>,
 }
 
 impl Pending {
-    /// Adds later messages.
-    fn add(&mut self, later: Self) {
-        self.first = self.first.min(later.first);
-        self.count = self.count.saturating_add(later.count);
-        self.mentioned = self.mentioned.max(later.mentioned);
-        if later.newest.seq > self.newest.seq {
-            self.newest = later.newest;
+    /// Returns the feed number of the first of them.
+    const fn first(&self) -> u64 {
+        self.oldest.number
+    }
+
+    /// Adds other messages, later or earlier ones.
+    fn add(&mut self, other: Self) {
+        self.count = self.count.saturating_add(other.count);
+        self.mentioned = match (self.mentioned, other.mentioned) {
+            (Some(one), Some(two)) => Some(one.with(two)),
+            (one, two) => one.or(two),
+        };
+        if other.oldest.number < self.oldest.number {
+            self.oldest = other.oldest;
+        }
+        if other.newest.seq > self.newest.seq {
+            self.newest = other.newest;
         }
     }
 }
@@ -165,7 +187,9 @@ impl Waiting {
             round: None,
             next_ticket: 1,
             held: 0,
+            apart: 0,
             failures: 0,
+            is_answering: false,
             wait_until: Time::ZERO,
             last_success: None,
             is_paused: false,
@@ -194,11 +218,13 @@ impl Waiting {
         let begun = Partition {
             read_to: number,
             saved: number,
+            saving: number,
             look_at: Some(now),
             is_caught_up: false,
             has_failed: false,
             is_leaving: false,
             save_at: now,
+            fresh: 0,
             held: BTreeMap::new(),
         };
         self.partitions.insert(partition, begun);
@@ -209,11 +235,12 @@ impl Waiting {
         if self.partitions.remove(&partition).is_none() {
             return;
         }
-        let held = &mut self.held;
+        let (held, apart) = (&mut self.held, &mut self.apart);
         self.pairs.retain(|_, pair| {
             let stays = pair.partition != partition;
             if !stays {
                 *held -= usize::from(pair.pending.is_some()) + usize::from(pair.in_round.is_some());
+                *apart -= usize::from(pair.tries > 0);
             }
             stays
         });
@@ -229,7 +256,7 @@ impl Waiting {
         }
     }
 
-    /// Notes that the partition has archived: its feed is read after `delay`, unless a read is due before.
+    /// Notes that the partition has archived: its feed is read at that time, unless a read is due before.
     pub fn handle_archived(&mut self, partition: u32, at: Time) {
         if let Some(it) = self.partitions.get_mut(&partition) {
             it.look_at = Some(it.look_at.map_or(at, |look| look.min(at)));
@@ -264,10 +291,10 @@ impl Waiting {
         it.look_at = it.look_at.into_iter().chain(next).min();
         for (message, recipients) in page.messages {
             for WaitingRecipient { user, is_mentioned } in recipients {
-                let newest = message.clone();
+                let (oldest, newest) = (message.clone(), message.clone());
                 let key = PairKey { conversation: message.conversation.clone(), user };
-                let mentioned = is_mentioned.then_some(message.seq);
-                let pending = Pending { first: message.number, newest, count: 1, mentioned };
+                let mentioned = is_mentioned.then(|| MentionSeqs::of(message.seq));
+                let pending = Pending { oldest, newest, count: 1, mentioned };
                 self.add(key, partition, pending, now);
             }
         }
@@ -288,13 +315,14 @@ impl Waiting {
             former.add(pending);
             return;
         }
-        partition.hold(pending.first);
+        partition.hold(pending.first());
         pair.pending = Some(pending);
         self.held += 1;
         if pair.in_round.is_none() {
             self.recent.remove(&(pair.listed_at, key.clone()));
             let repeat = self.settings.repeat;
             pair.listed_at = pair.noticed_at.map_or(now, |at| now.max(at + repeat));
+            partition.fresh += usize::from(pair.tries == 0);
             self.due.insert((pair.listed_at, key));
         }
     }
@@ -313,20 +341,19 @@ impl Waiting {
     }
 
     /// Returns a number that is to be saved. The save is answered before the next call.
-    pub fn poll_save(&self, now: Time) -> Option<WaitingSave> {
-        let mut due = self.partitions.iter().filter(|(_, it)| it.save_at <= now);
-        due.find_map(|(partition, it)| {
-            let number = it.done();
-            (number != it.saved).then_some(WaitingSave { partition: *partition, number })
-        })
+    pub fn poll_save(&mut self, now: Time) -> Option<WaitingSave> {
+        let is_due = |it: &Partition| it.save_at <= now && it.done() != it.saved;
+        let (partition, it) = self.partitions.iter_mut().find(|(_, it)| is_due(it))?;
+        it.saving = it.done();
+        Some(WaitingSave { partition: *partition, number: it.saving })
     }
 
-    /// Takes the outcome of a save.
-    pub fn handle_save(&mut self, save: WaitingSave, is_saved: bool, now: Time) {
-        let Some(it) = self.partitions.get_mut(&save.partition) else { return };
+    /// Takes the outcome of the save of a partition.
+    pub fn handle_save(&mut self, partition: u32, is_saved: bool, now: Time) {
+        let Some(it) = self.partitions.get_mut(&partition) else { return };
         it.has_failed = !is_saved;
         if is_saved {
-            it.saved = save.number;
+            it.saved = it.saving;
         }
         it.save_at = now + if is_saved { WAITING_SAVE_INTERVAL } else { NODE_RETRY };
     }
@@ -339,6 +366,11 @@ impl Waiting {
     /// Returns whether so much is pending that no feed is read.
     fn is_full(&self) -> bool {
         self.held >= WAITING_MAX
+    }
+
+    /// Returns the number of pairs whose notice has failed, and that is sent alone.
+    pub const fn apart(&self) -> usize {
+        self.apart
     }
 
     /// Returns the number of notices that are pending or in a round.

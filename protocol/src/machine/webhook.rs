@@ -18,6 +18,7 @@
 mod cursor;
 mod health;
 mod lane;
+mod missing;
 mod outcome;
 mod parking;
 mod partition;
@@ -29,6 +30,7 @@ pub use self::{
         WebhookCursorError,
     },
     health::{FAILING_AFTER, RETRY_AFTER_MAX},
+    missing::MissingNumbers,
     parking::REFUSED_ASIDE,
     partition::{RELEASE_MAX, SAVE_INTERVAL, UNSAVED_MAX, WEBHOOK_ORDERS_MAX},
     types::{

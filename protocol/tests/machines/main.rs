@@ -10,6 +10,7 @@
 //! | `gate` | the node guard: admission by delay |
 //! | `ledger` | the ledger with one owner; `tests/ledger_sim` simulates several |
 //! | `permit` | rate limits of a cluster |
+//! | `presence` | presence of watched conversations |
 //! | `rate` | rate limits and their tables |
 //! | `reactions` | reactions of a live room |
 //! | `room_members` | number of members of a live room |
@@ -33,6 +34,7 @@ mod frame_budget;
 mod gate;
 mod ledger;
 mod permit;
+mod presence;
 mod rate;
 mod reactions;
 mod room_members;

@@ -9,4 +9,6 @@ mod login;
 mod order;
 mod property;
 mod requests;
+mod rooms;
 pub(crate) mod support;
+mod watches;

@@ -189,6 +189,7 @@ impl<'a> Replay<'a> {
                 | ServerBody::Cleared(_)
                 | ServerBody::Hidden(_)
                 | ServerBody::RoomStats(_)
+                | ServerBody::Presence(_)
                 | ServerBody::Signal(_),
             ) => self.emit(name, now, &frame),
             Some(ServerBody::Push(push)) if push.conversation.starts_with("r:") || push.recall.is_some() => {

@@ -53,15 +53,18 @@ fn positions() -> impl Strategy<Value = Vec<pb::Position>> {
 }
 
 fn settings() -> impl Strategy<Value = pb::Settings> {
-    (any::<bool>(), small(), small(), small(), text(), text(), text()).prop_map(
-        |(chain, ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search)| pb::Settings {
-            chain,
-            ack_timeout_ms,
-            ack_tries,
-            heartbeat_ms,
-            unread,
-            retention,
-            search,
+    (any::<bool>(), small(), small(), small(), text(), text(), text(), text()).prop_map(
+        |(chain, ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, presence)| {
+            pb::Settings {
+                chain,
+                ack_timeout_ms,
+                ack_tries,
+                heartbeat_ms,
+                unread,
+                retention,
+                search,
+                presence,
+            }
         },
     )
 }
@@ -152,6 +155,8 @@ pub(crate) fn client_frame() -> impl Strategy<Value = pb::ClientFrame> {
         edit().prop_map(Body::Edit),
         text().prop_map(|token| Body::Refresh(pb::Refresh { token })),
         (text(), text()).prop_map(|(room, kind)| Body::React(pb::React { room, kind })),
+        (text(), any::<bool>())
+            .prop_map(|(conversation, stop)| Body::Watch(pb::Watch { conversation, stop })),
         Just(Body::NextId(pb::NextId {})),
         Just(Body::Bye(pb::Bye {})),
     ];
@@ -322,6 +327,18 @@ fn room_stats() -> impl Strategy<Value = pb::RoomStats> {
         .prop_map(|(room, left_out, members, reactions)| pb::RoomStats { room, left_out, members, reactions })
 }
 
+fn presence() -> impl Strategy<Value = pb::Presence> {
+    (text(), vec(text(), 0..4), vec(text(), 0..4), any::<[bool; 2]>()).prop_map(
+        |(conversation, online, offline, [complete, ended])| pb::Presence {
+            conversation,
+            online,
+            offline,
+            complete,
+            ended,
+        },
+    )
+}
+
 /// Generates any server frame.
 pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
     use server_frame::Body;
@@ -350,6 +367,7 @@ pub(crate) fn server_frame() -> impl Strategy<Value = pb::ServerFrame> {
             .prop_map(|(conversation, seqs)| Body::Hidden(pb::Hidden { conversation, seqs })),
         signal().prop_map(Body::Signal),
         room_stats().prop_map(Body::RoomStats),
+        presence().prop_map(Body::Presence),
     ];
     (number(), option::weighted(0.95, body)).prop_map(|(id, body)| pb::ServerFrame { id, body })
 }

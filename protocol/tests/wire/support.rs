@@ -141,7 +141,7 @@ impl AnyFrame {
 }
 
 /// All kinds of frames; the matches below fail to compile if a kind is missing there.
-pub(crate) const KINDS: [&str; 40] = [
+pub(crate) const KINDS: [&str; 42] = [
     "client hello",
     "client send",
     "client ack",
@@ -160,6 +160,7 @@ pub(crate) const KINDS: [&str; 40] = [
     "client signal",
     "client react",
     "client edit",
+    "client watch",
     "client refresh",
     "server push",
     "server sendAck",
@@ -182,6 +183,7 @@ pub(crate) const KINDS: [&str; 40] = [
     "server hidden",
     "server signal",
     "server roomStats",
+    "server presence",
 ];
 
 pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
@@ -206,6 +208,7 @@ pub(crate) fn client_kind(body: &client_frame::Body) -> &'static str {
         Body::React(_) => "client react",
         Body::Pong(_) => "client pong",
         Body::Edit(_) => "client edit",
+        Body::Watch(_) => "client watch",
     }
 }
 
@@ -233,6 +236,7 @@ pub(crate) fn server_kind(body: &server_frame::Body) -> &'static str {
         Body::Hidden(_) => "server hidden",
         Body::Signal(_) => "server signal",
         Body::RoomStats(_) => "server roomStats",
+        Body::Presence(_) => "server presence",
     }
 }
 

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use tidegate_protocol::Code;
 
 use super::{
-    entries::{BanListQuery, EntryToPut, bad, bad_id, key, page_of, page_request, put, removed, view},
+    entries::{
+        BanListQuery, RecordToPut, bad, bad_id, bans_of, key, page_of, page_request, put, removed, view,
+    },
     evidence::evidence_of,
     suspensions::suspensions_of,
 };
@@ -156,8 +158,7 @@ pub(in crate::api) async fn subject(
     IdPath(subject): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let subject = subject.parse::<BanSubject>().map_err(bad_id)?;
-    let bans: Vec<Value> =
-        api.cluster.bans.bans_of(&subject).iter().map(|(subject, ban)| view(subject, ban)).collect();
+    let bans = bans_of(&api, &subject);
     let exempt = exemption(&api, &subject);
     Ok(Json(json!({
         "subject": subject.to_string(),
@@ -189,8 +190,8 @@ async fn put_ban(
     reason: String,
     ttl_ms: Option<u64>,
 ) -> Result<Json<Value>, Problem> {
-    let (kind, ttls) = (guard_kind(kind), TTL_MS_MIN..=TTL_MS_MAX);
-    put(api, caller, EntryToPut { kind, subject, reason, ttl_ms, ttls }).await
+    let (key, ttls) = (key(guard_kind(kind), &subject)?, TTL_MS_MIN..=TTL_MS_MAX);
+    put(api, caller, &subject, RecordToPut { key, reason, ttl_ms, ttls }).await
 }
 
 async fn remove(api: &Api, kind: BanKind, subject: BanSubject) -> Result<Json<Value>, Problem> {

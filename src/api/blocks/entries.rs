@@ -1,4 +1,4 @@
-//! Entries of bans, allowed networks and suspensions in the admin API: pages, changes and their form.
+//! Entries of bans, allowed networks, suspensions, closed rooms and priorities in the admin API: pages, changes and their form.
 
 use std::ops::RangeInclusive;
 
@@ -56,60 +56,111 @@ pub(super) fn page_of(name: &str, mut found: Vec<(BanSubject, Ban)>, limit: usiz
     }
 }
 
-/// Entry of a ban, an allowed network or a suspension.
-pub(super) struct EntryToPut {
-    pub(super) kind: GuardKind,
-    pub(super) subject: BanSubject,
-    pub(super) reason: String,
-    /// Time until it ends; `None` if it does not.
-    pub(super) ttl_ms: Option<u64>,
-    /// Times that it may have.
-    pub(super) ttls: RangeInclusive<u64>,
-}
-
-/// Stores an entry, and puts it in force.
-pub(super) async fn put(api: &Api, caller: &Caller, entry: EntryToPut) -> Result<Json<Value>, Problem> {
-    let EntryToPut { kind, subject, reason, ttl_ms, ttls } = entry;
-    if ttl_ms.is_some_and(|ttl| !ttls.contains(&ttl)) {
-        return Err(bad(format!("ttlMs: {} to {}; without it, there is no end", ttls.start(), ttls.end())));
-    }
+/// Stores the entry of a ban, an allowed network or a suspension, and puts it in force.
+pub(super) async fn put(
+    api: &Api,
+    caller: &Caller,
+    subject: &BanSubject,
+    record: RecordToPut,
+) -> Result<Json<Value>, Problem> {
+    let reason = &record.reason;
     let is_reason = (1..=REASON_BYTES_MAX).contains(&reason.len()) && !reason.contains(char::is_control);
     if !is_reason {
         return Err(bad(format!("reason: 1 to {REASON_BYTES_MAX} bytes without control characters")));
     }
-    let since_ms = api.cluster.guard.now_ms();
-    let until_ms = ttl_ms.map(|ttl| since_ms.saturating_add(ttl));
-    let record = BanRecord { reason, by: caller.id().to_owned(), since_ms };
-    let invalid = |error: InvalidGuard| bad(error.to_string());
-    let entry = GuardEntry::new(key(kind, &subject)?, Bytes::from(record.encoded()), until_ms);
-    let batch = GuardBatch::new(vec![GuardPut { entry: entry.map_err(invalid)?, expected: None }]);
-    let change = api.cluster.put_guard(&batch.map_err(invalid)?).await.map_err(unavailable)?;
+    let (ban, change) = put_record(api, caller, record).await?;
     if let GuardOutcome::Full(_) = change.outcome {
         return Err(Problem(Code::TooManyBans, String::new()));
     }
-    Ok(Json(with_change(view(&subject, &Ban { record, until_ms }), &change)))
+    Ok(Json(with_change(view(subject, &ban), &change)))
+}
+
+/// Record of an entry to store. Callers of [`put_record`] have checked its reason.
+pub(in crate::api) struct RecordToPut {
+    pub(in crate::api) key: GuardKey,
+    pub(in crate::api) reason: String,
+    /// Time until it ends; `None` if it does not.
+    pub(in crate::api) ttl_ms: Option<u64>,
+    /// Times that it may have.
+    pub(in crate::api) ttls: RangeInclusive<u64>,
+}
+
+/// Stores a record with its author, and puts it in force; returns it with the outcome, by which its kind may be full.
+pub(in crate::api) async fn put_record(
+    api: &Api,
+    caller: &Caller,
+    record: RecordToPut,
+) -> Result<(Ban, GuardChange), Problem> {
+    let RecordToPut { key, reason, ttl_ms, ttls } = record;
+    let since_ms = api.cluster.guard.now_ms();
+    let until_ms = end_of(ttl_ms, &ttls, since_ms)?;
+    let record = BanRecord { reason, by: caller.id().to_owned(), since_ms };
+    let change = put_value(api, key, record.encoded().into(), until_ms).await?;
+    Ok((Ban { record, until_ms }, change))
+}
+
+/// Returns the end of an entry that lasts for `ttl_ms`, which must be in the range; `None` if it does not end.
+pub(in crate::api) fn end_of(
+    ttl_ms: Option<u64>,
+    ttls: &RangeInclusive<u64>,
+    since_ms: u64,
+) -> Result<Option<u64>, Problem> {
+    match ttl_ms {
+        Some(ttl) if !ttls.contains(&ttl) => {
+            Err(bad(format!("ttlMs: {} to {}; without it, there is no end", ttls.start(), ttls.end())))
+        }
+        ttl => Ok(ttl.map(|ttl| since_ms.saturating_add(ttl))),
+    }
+}
+
+/// Stores the value of an entry, and puts it in force; by the outcome, its kind may be full.
+pub(in crate::api) async fn put_value(
+    api: &Api,
+    key: GuardKey,
+    value: Bytes,
+    until_ms: Option<u64>,
+) -> Result<GuardChange, Problem> {
+    let invalid = |error: InvalidGuard| bad(error.to_string());
+    let entry = GuardEntry::new(key, value, until_ms).map_err(invalid)?;
+    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).map_err(invalid)?;
+    api.cluster.put_guard(&batch).await.map_err(unavailable)
+}
+
+/// Removes the record of a key, if there is one.
+pub(in crate::api) async fn remove_record(api: &Api, key: &GuardKey) -> Result<GuardChange, Problem> {
+    api.cluster.remove_guard(key, None).await.map_err(unavailable)
 }
 
 /// Removes an entry.
 pub(super) async fn removed(api: &Api, key: &GuardKey, subject: &BanSubject) -> Result<Json<Value>, Problem> {
-    let change = api.cluster.remove_guard(key, None).await.map_err(unavailable)?;
+    let change = remove_record(api, key).await?;
     let is_removed = matches!(change.outcome, GuardOutcome::Stored(_));
     let body = json!({"subject": subject.to_string(), "removed": is_removed});
     Ok(Json(with_change(body, &change)))
 }
 
 /// Adds where the change is in force already.
-fn with_change(mut body: Value, change: &GuardChange) -> Value {
+pub(in crate::api) fn with_change(mut body: Value, change: &GuardChange) -> Value {
     body["inForce"] = json!(change.is_in_force);
     body["pending"] = json!(change.pending);
     body
 }
 
+/// Returns the bans that concern a subject, whether or not it is exempt.
+pub(in crate::api) fn bans_of(api: &Api, subject: &BanSubject) -> Vec<Value> {
+    api.cluster.bans.bans_of(subject).iter().map(|(subject, ban)| view(subject, ban)).collect()
+}
+
 /// Returns an entry as the API shows it.
-pub(in crate::api) fn view(subject: &BanSubject, ban: &Ban) -> Value {
-    let Ban { record, until_ms } = ban;
+pub(super) fn view(subject: &BanSubject, ban: &Ban) -> Value {
+    let mut body = record_view(ban);
+    body["subject"] = subject.to_string().into();
+    body
+}
+
+/// Returns reason, author, time and end of an entry as the API shows them.
+pub(in crate::api) fn record_view(Ban { record, until_ms }: &Ban) -> Value {
     json!({
-        "subject": subject.to_string(),
         "reason": record.reason,
         "by": record.by,
         "sinceMs": record.since_ms,
@@ -123,7 +174,7 @@ pub(super) fn key(kind: GuardKind, subject: &BanSubject) -> Result<GuardKey, Pro
 }
 
 /// Returns the refusal of a wrong value.
-pub(super) fn bad(why: String) -> Problem {
+pub(in crate::api) fn bad(why: String) -> Problem {
     Problem(Code::BadContent, why)
 }
 

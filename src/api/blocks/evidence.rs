@@ -56,7 +56,7 @@ pub(in crate::api) async fn erase_of(api: &Api, subject: &BanSubject) -> Result<
     let until_ms = api.cluster.guard.now_ms().saturating_add(TOMBSTONE_MS);
     let key = key(GuardKind::Erasure, subject)?;
     let entry = GuardEntry::new(key, Bytes::from_static(b"{}"), Some(until_ms)).map_err(invalid)?;
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).map_err(invalid)?;
+    let batch = GuardBatch::from(GuardPut { entry, expected: None });
     let change = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
     if let GuardOutcome::Full(_) = change.outcome {
         let why = "too many erasures at a time; repeat it in ten minutes";

@@ -7,7 +7,7 @@ use axum::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::entries::{BanListQuery, EntryToPut, bad_id, key, page_of, page_request, put, removed, view};
+use super::entries::{BanListQuery, RecordToPut, bad_id, key, page_of, page_request, put, removed, view};
 use crate::{
     api::{
         Api, Problem,
@@ -49,8 +49,9 @@ pub(in crate::api) async fn suspend(
     JsonObject(request): JsonObject<SuspensionRequest>,
 ) -> Result<Json<Value>, Problem> {
     let SuspensionRequest { subject, reason, ttl_ms } = request;
-    let (kind, subject, ttls) = (GuardKind::Suspend, sender(&subject)?, TTL_MS_MIN..=TTL_MS_MAX);
-    put(&api, &caller, EntryToPut { kind, subject, reason, ttl_ms, ttls }).await
+    let (subject, ttls) = (sender(&subject)?, TTL_MS_MIN..=TTL_MS_MAX);
+    let key = key(GuardKind::Suspend, &subject)?;
+    put(&api, &caller, &subject, RecordToPut { key, reason, ttl_ms, ttls }).await
 }
 
 /// Lifts a suspension.

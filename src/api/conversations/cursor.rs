@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use aws_lc_rs::digest::{SHA256, digest};
 use data_encoding::BASE64URL_NOPAD;
+use serde_json::Value;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, DeviceId, UserId},
@@ -98,6 +99,14 @@ impl ListName<'_> {
             }
         }
         BASE64URL_NOPAD.encode(&bytes)
+    }
+
+    /// Adds the cursor of the next page to the body of a page, unless it is the last one.
+    pub(in crate::api) fn with_next(&self, mut body: Value, next: Option<CursorPosition>) -> Value {
+        if let Some(next) = next {
+            body["next"] = self.cursor(&next).into();
+        }
+        body
     }
 
     /// Returns the position of a cursor.

@@ -8,13 +8,16 @@ use tidegate_protocol::{
 
 use crate::{
     conversation::{history::HistoryPage, overview::Listed},
-    events::content_json,
+    events::{content_json, put_author},
     store::StoredRow,
 };
 
 /// Returns an entry of a history. Its kind is `message`, `recall`, or that of a change of the group.
 pub(super) fn entry(row: &StoredRow) -> Map<String, Value> {
     let mut entry = Map::new();
+    if let Body::Message(message) = &row.row.body {
+        put_author(message, &mut entry);
+    }
     let mut put = |name: &str, value: Value| drop(entry.insert(name.to_owned(), value));
     put("seq", json!(row.row.seq));
     put("time", json!(row.row.time));
@@ -46,9 +49,6 @@ pub(super) fn entry(row: &StoredRow) -> Map<String, Value> {
 
 fn put_message(message: &Message, put: &mut impl FnMut(&str, Value)) {
     put("kind", json!("message"));
-    put("sender", json!(message.sender.as_str()));
-    put("device", json!(message.device.as_str()));
-    put("msgId", json!(message.msg_id.as_str()));
     put("content", content_json(&message.content));
     let flags = flag_words(message.shown_flags());
     if !flags.is_empty() {
@@ -109,6 +109,12 @@ pub(super) fn state(listed: &Listed, user: &str, with_last: bool) -> Value {
     put("readSeq", json!(view.mark().seq));
     put("clearedSeq", json!(view.user_state().cleared.seq));
     put("unread", json!(listed.unread));
+    if let Some(push) = view.user_state().push {
+        put("push", json!(push.word()));
+    }
+    if let Some(bound) = view.user_state().bound {
+        put("boundSeq", json!(bound.seq));
+    }
     if let Some(time) = listed.time {
         put("time", json!(time));
     }

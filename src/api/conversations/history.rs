@@ -183,7 +183,9 @@ fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Pr
     let page = match (&found.page, &pull.which) {
         (Some(page), _) => page,
         // A cursor names a seq that existed.
-        (None, Which::After(cursor)) if *cursor > view.max() && view.is_in => return Err(NOT_STORED.into()),
+        (None, Which::After(cursor)) if *cursor > view.max() && view.is_open() => {
+            return Err(NOT_STORED.into());
+        }
         (None, Which::Around(seq)) => {
             return Err(Problem(Code::NotFound, format!("seq {seq}: not in this conversation")));
         }
@@ -194,7 +196,7 @@ fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Pr
         "messages": page.rows.iter().map(|row| page_entry(page, row)).collect::<Vec<_>>(),
         "recalled": page.recalled,
         "expired": page.expired.iter().map(|it| json!({"first": it.first, "last": it.last})).collect::<Vec<_>>(),
-        "completeTo": view.max(),
+        "completeTo": page.expired.last().map_or(0, |it| it.last).max(view.max()),
     });
     if let (false, Some(body)) = (page.left.is_empty(), body.as_object_mut()) {
         body.insert("left".into(), json!(page.left));
@@ -203,8 +205,8 @@ fn page(pull: &Pull, found: &FoundPage, list: &ListName<'_>) -> Result<Value, Pr
     if let (Some(before), Some(body)) = (before.filter(|before| *before > 1), body.as_object_mut()) {
         body.insert("older".into(), json!(list.cursor(&CursorPosition::Before(before))));
     }
-    // Nothing follows the end of a membership or of the group.
-    let after = after.filter(|after| view.is_in || *after < view.max());
+    // Nothing follows the end of a membership or of the group, or the bound of the user.
+    let after = after.filter(|after| view.is_open() || *after < view.max());
     if let (Some(after), Some(body)) = (after, body.as_object_mut()) {
         body.insert("newer".into(), json!(list.cursor(&CursorPosition::After(after))));
     }

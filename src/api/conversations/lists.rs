@@ -61,13 +61,10 @@ pub(in crate::api) async fn list(
         let mut found = overview::heads(&*store, &prefix, after.as_ref(), limit + 1).await?;
         let has_more = found.len() > limit;
         found.truncate(limit);
-        let mut body = json!({"conversations": found.iter().map(head).collect::<Vec<_>>()});
-        if let (true, Some(last), Some(body)) = (has_more, found.last(), body.as_object_mut()) {
-            let list = ListName { name: "all", filters: &[&prefix] };
-            let next = CursorPosition::Key(last.conversation.clone());
-            body.insert("next".into(), json!(list.cursor(&next)));
-        }
-        Ok(body)
+        let last = found.last().filter(|_| has_more);
+        let next = last.map(|it| CursorPosition::Key(it.conversation.clone()));
+        let body = json!({"conversations": found.iter().map(head).collect::<Vec<_>>()});
+        Ok(ListName { name: "all", filters: &[&prefix] }.with_next(body, next))
     };
     in_turn_of_all(&api, &caller, work).await.map(Json)
 }

@@ -1,4 +1,5 @@
-//! Admin API of a user's own state of a conversation: read mark, clears and hidden entries, as clients change them.
+//! Admin API of a user's own state of a conversation: read mark, clears and hidden entries, as clients change them, the
+//! preference for push notices, and the bound of what the user can read.
 
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tidegate_protocol::{
     id::{ConversationId, UserId},
     machine::session::{Query as ClientQuery, SEQS_MAX},
     pb::server_frame::Body as FrameBody,
+    settings::Push,
 };
 use tokio::time::timeout;
 
@@ -23,7 +25,7 @@ use crate::{
     api::{
         Api, Problem,
         access::Caller,
-        extract::{IdPath, JsonObject},
+        extract::{IdPath, JsonObject, named},
     },
     mail::Refusal,
     supervised,
@@ -32,12 +34,29 @@ use crate::{
 /// Time that a change of one mark may take, with its wait for a turn.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Marks that a request moves; they only rise.
+/// Marks that a request moves, which only rise, and the bound and the preference that it sets or, with `null`, removes.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub(in crate::api) struct MarksChange {
     read_seq: Option<u64>,
     min_seq: Option<u64>,
+    #[serde(default, deserialize_with = "named")]
+    max_seq: Option<Option<u64>>,
+    #[serde(default, deserialize_with = "named")]
+    push: Option<Option<String>>,
+}
+
+/// Setting of a user for a conversation, which a request sets or removes.
+enum MarkSetting {
+    /// Bound of what the user can read.
+    Bound(Option<u64>),
+    /// Preference for push notices.
+    Push(Option<Push>),
+}
+
+/// Returns the preference with this word.
+pub(in crate::api) fn push(word: &str) -> Result<Push, Problem> {
+    Push::from_word(word).ok_or_else(|| bad(format!("push: one of {}", Push::words())))
 }
 
 /// Entries that a request hides.
@@ -47,7 +66,8 @@ pub(in crate::api) struct HideRequest {
     seqs: Vec<u64>,
 }
 
-/// Raises the read mark, and clears entries below the lowest one that is to be visible.
+/// Bounds what the user can read, raises the read mark, clears entries below the lowest one that is to be visible, and sets the
+/// preference for push notices.
 pub(in crate::api) async fn change(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
@@ -55,11 +75,18 @@ pub(in crate::api) async fn change(
     JsonObject(body): JsonObject<MarksChange>,
 ) -> Result<Json<Value>, Problem> {
     let (user, conversation) = (user(&id)?, conversation(&of)?);
-    if body.read_seq.is_none() && body.min_seq.is_none() {
-        return Err(bad("name readSeq or minSeq"));
+    if body.read_seq.is_none() && body.min_seq.is_none() && body.max_seq.is_none() && body.push.is_none() {
+        return Err(bad("name readSeq, minSeq, maxSeq or push"));
     }
+    let push = body.push.map(|word| word.as_deref().map(push).transpose()).transpose()?;
     if body.read_seq.max(body.min_seq) > Some(NUMBER_MAX) {
         return Err(bad(format!("readSeq, minSeq: at most {NUMBER_MAX}")));
+    }
+    if let Some(seq) = body.max_seq {
+        if seq.is_some_and(|seq| !(1..=NUMBER_MAX).contains(&seq)) {
+            return Err(bad(format!("maxSeq: from 1 to {NUMBER_MAX}, or null, which removes the bound")));
+        }
+        set(&api, &caller, &user, &conversation, MarkSetting::Bound(seq)).await?;
     }
     if let Some(seq) = body.read_seq {
         let query = ClientQuery::Read { conversation: conversation.clone(), seq };
@@ -69,9 +96,37 @@ pub(in crate::api) async fn change(
         let query = ClientQuery::Clear { conversation: conversation.clone(), seq: seq.saturating_sub(1) };
         apply(&api, &caller, &user, &conversation, query).await?;
     }
+    if let Some(push) = push {
+        set(&api, &caller, &user, &conversation, MarkSetting::Push(push)).await?;
+    }
     let with_last = may_read_content(&caller);
     let listed = read_one(&api, &caller, &user, conversation, with_last).await?;
     Ok(Json(state(&listed, user.as_str(), with_last)))
+}
+
+/// Sets or removes a setting of a user for a conversation. It changes both ways, so a request that takes longer than its caller
+/// waits ends: it should not undo a later one, which it still can if the store already has it.
+async fn set(
+    api: &Api,
+    caller: &Caller,
+    user: &UserId,
+    conversation: &ConversationId,
+    setting: MarkSetting,
+) -> Result<(), Problem> {
+    let (api, key, user, conversation) =
+        (api.clone(), ReadCaller::new(caller), user.clone(), conversation.clone());
+    in_task(async move {
+        let reads = key.reads(&api).waiting_at_most(READ_TIMEOUT);
+        let work = async {
+            match setting {
+                MarkSetting::Bound(seq) => reads.bound(&user, &conversation, seq).await,
+                MarkSetting::Push(push) => reads.prefer(&user, &conversation, push).await,
+            }
+        };
+        let late = (Code::StoreUnavailable, "not done in time; it may be done later, and can be repeated");
+        timeout(CHANGE_TIMEOUT, work).await.unwrap_or(Err(late))
+    })
+    .await
 }
 
 /// Hides entries for the user.
@@ -110,14 +165,20 @@ async fn apply(
 ) -> Result<Option<FrameBody>, Problem> {
     let (api, key, user, conversation) =
         (api.clone(), ReadCaller::new(caller), user.clone(), conversation.clone());
-    let work = async move {
+    in_task(async move {
         let reads = key.reads(&api).waiting_at_most(READ_TIMEOUT);
         let changed = reads.change(&user, &conversation, &query).await?;
         let Some((seq, body)) = changed else { return Ok(None) };
         api.reads.devices.notify(&user, &conversation, seq, body.clone(), None);
         Ok(Some(body))
-    };
-    // A task of its own: a mark that is stored has its event and its notice.
+    })
+    .await
+}
+
+/// Runs a change in a task of its own: a mark that is stored has its event and its notice.
+async fn in_task<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+) -> Result<T, Problem> {
     let task = supervised::spawn("a change of marks", supervised::contained(work));
     match timeout(CHANGE_TIMEOUT, task).await {
         Ok(Ok(Ok(changed))) => changed.map_err(|refusal: Refusal| match refusal {

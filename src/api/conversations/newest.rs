@@ -51,13 +51,11 @@ pub(in crate::api) async fn list(
         let reader = reader(&*store, &user).await?;
         let page = newest(&*store, &reader, after.as_ref(), request).await?;
         let messages: Vec<Value> = page.rows.iter().map(message).collect();
-        let mut body = json!({"user": user.as_str(), "messages": messages});
-        if let (Some(next), Some(body)) = (page.next, body.as_object_mut()) {
-            let list = ListName { name: "newest", filters: &[user.as_str(), unread] };
-            body.insert("next".into(), json!(list.cursor(&CursorPosition::Newest(next))));
-        }
-        if let (true, Some(body)) = (page.is_cut, body.as_object_mut()) {
-            body.insert("incomplete".into(), json!(true));
+        let list = ListName { name: "newest", filters: &[user.as_str(), unread] };
+        let body = json!({"user": user.as_str(), "messages": messages});
+        let mut body = list.with_next(body, page.next.map(CursorPosition::Newest));
+        if page.is_cut {
+            body["incomplete"] = true.into();
         }
         Ok(body)
     };

@@ -85,13 +85,10 @@ pub(in crate::api) async fn list(
         let OverviewPage { listed, next, is_cut } =
             overview(&*store, &reader, after, is_recent, request).await?;
         let states: Vec<Value> = listed.iter().map(|it| state(it, user.as_str(), with_last)).collect();
-        let mut body = json!({"user": user.as_str(), "conversations": states});
-        if let (Some(next), Some(body)) = (next, body.as_object_mut()) {
-            let list = ListName { name, filters: &[user.as_str(), unread] };
-            body.insert("next".into(), json!(list.cursor(&next)));
-        }
-        if let (true, Some(body)) = (is_cut, body.as_object_mut()) {
-            body.insert("incomplete".into(), json!(true));
+        let list = ListName { name, filters: &[user.as_str(), unread] };
+        let mut body = list.with_next(json!({"user": user.as_str(), "conversations": states}), next);
+        if is_cut {
+            body["incomplete"] = true.into();
         }
         Ok(body)
     };

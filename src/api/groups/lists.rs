@@ -84,7 +84,7 @@ pub(in crate::api) async fn list(
         let ListPage { rows, next } = page.map_err(unavailable)?;
         let groups: Vec<Value> = rows.iter().map(listed).collect();
         let list = ListName { name: "groups", filters: &[&prefix] };
-        Ok(with_next(json!({"groups": groups}), &list, next.map(CursorPosition::Key)))
+        Ok(list.with_next(json!({"groups": groups}), next.map(CursorPosition::Key)))
     };
     in_turn_of_all(&api, &caller, work).await.map(Json)
 }
@@ -111,7 +111,7 @@ pub(in crate::api) async fn members(
         let page = member_page(&*store, &request, absence).await?;
         let members: Vec<Value> = page.rows.iter().map(member).collect();
         let list = ListName { name: "members", filters: &[&id, word] };
-        Ok(with_next(json!({"members": members}), &list, page.next.map(CursorPosition::User)))
+        Ok(list.with_next(json!({"members": members}), page.next.map(CursorPosition::User)))
     };
     in_turn_of_all(&api, &caller, work).await.map(Json)
 }
@@ -157,7 +157,7 @@ pub(in crate::api) async fn of_user(
         let groups: Vec<Value> = rows.iter().map(group).collect();
         let body = json!({"user": user.as_str(), "groups": groups});
         let list = ListName { name: "groups", filters: &["", user.as_str()] };
-        Ok(with_next(body, &list, next.map(CursorPosition::Key)))
+        Ok(list.with_next(body, next.map(CursorPosition::Key)))
     };
     in_turn_of_all(&api, &caller, work).await.map(Json)
 }
@@ -284,11 +284,4 @@ fn id_of(group: &ConversationId) -> &str {
 /// Parses the word of a role.
 pub(super) fn role(word: &str) -> Result<Role, Problem> {
     Role::from_word(word).ok_or_else(|| bad("role: one of member, admin, owner"))
-}
-
-fn with_next(mut body: Value, list: &ListName<'_>, next: Option<CursorPosition>) -> Value {
-    if let (Some(next), Some(body)) = (next, body.as_object_mut()) {
-        body.insert("next".into(), json!(list.cursor(&next)));
-    }
-    body
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use axum::{Extension, Json, extract::State, http::HeaderMap};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::Value;
 use tidegate_protocol::{
     Code,
@@ -23,7 +23,7 @@ use crate::{
             bad,
             turns::{in_turn_of_all, unavailable},
         },
-        extract::{IdPath, JsonObject},
+        extract::{IdPath, JsonObject, named},
         into_seq, now_ms,
     },
     store::{ConversationHead, Store, StoreError},
@@ -107,11 +107,6 @@ pub(in crate::api) struct GroupPatch {
     settings: BTreeMap<String, Option<String>>,
     by: Option<String>,
     request_id: Option<String>,
-}
-
-/// Reads a field that is there, also if it is `null`.
-fn named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
-    Option::deserialize(deserializer).map(Some)
 }
 
 impl GroupPatch {

@@ -53,7 +53,7 @@ pub(in crate::api) async fn set(
     rule.check().map_err(|why| Problem(Code::BadSetting, why.to_owned()))?;
     let value = serde_json::to_vec(&rule).map_err(|error| Problem(Code::Internal, error.to_string()))?;
     let entry = GuardEntry::new(key(&group)?, Bytes::from(value), None).map_err(internal)?;
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected }]).map_err(internal)?;
+    let batch = GuardBatch::from(GuardPut { entry, expected });
     let change = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
     in_force(&api, &group, change)
 }
@@ -152,7 +152,7 @@ mod tests {
         let put = async |threshold: u32| {
             let value = format!(r#"{{"threshold":{threshold}}}"#);
             let entry = GuardEntry::new(key(&group).ok().unwrap(), value.into(), None).unwrap();
-            let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).unwrap();
+            let batch = GuardBatch::from(GuardPut { entry, expected: None });
             let store: &dyn Store = &*memory;
             let GuardOutcome::Stored(version) = store.put_guard(&batch).await.unwrap() else { panic!() };
             version

@@ -371,7 +371,9 @@ impl MessageSender {
         self.check_load(source, GateClass::New)?;
         let cluster = &self.parts.cluster;
         if matches!(conversation.kind(), ConversationKind::Room(_)) {
-            return Ok(());
+            let Some(closed) = cluster.closed_rooms.get(conversation) else { return Ok(()) };
+            self.parts.metrics.room_closed_refusals.increment(1);
+            return Err(Problem(Code::RoomClosed, closed.record.reason).into());
         }
         match intake::refusal(cluster, conversation) {
             Some(code) => Err(Problem(code, String::new()).into()),

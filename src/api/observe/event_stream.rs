@@ -3,6 +3,9 @@
 //! Each stream reads the feed of all partitions from the store, a bounded number of reads of all streams at a time. While
 //! there are streams, one task of the node polls the newest numbers of the feed, and wakes those that are behind. A stream
 //! is the body of its response: it reads nothing more until its client has taken what it has.
+//!
+//! Changes of the cluster, as this node sees them, come between the events of the feed to those that ask for their types.
+//! They have no number, and no `id:` line confirms them.
 
 use std::{
     collections::BTreeMap,
@@ -48,6 +51,7 @@ use super::super::{
     refusal,
 };
 use crate::{
+    events::Events,
     keys::Scope,
     log_limit::log_limited,
     metrics::Metrics,
@@ -78,8 +82,8 @@ type FeedNumbers = BTreeMap<u32, u64>;
 /// Streams of the feed on a node, and what they share.
 pub struct EventStreams {
     store: Arc<dyn Store>,
-    /// Source of the events: names the cluster, or a single node.
-    source: String,
+    /// Events of this node; their source names the cluster, or a single node.
+    events: Arc<Events>,
     metrics: Metrics,
     places: Arc<Semaphore>,
     /// Number of streams of each key that has any.
@@ -126,11 +130,11 @@ impl Drop for StreamPlace {
 }
 
 impl EventStreams {
-    /// Creates the streams of a node over its store; `source` is that of the events.
-    pub fn new(store: &Arc<dyn Store>, source: &str, metrics: Metrics) -> Self {
+    /// Creates the streams of a node over its store and its own events.
+    pub fn new(store: &Arc<dyn Store>, events: &Arc<Events>, metrics: Metrics) -> Self {
         Self {
             store: store.for_back_ends().unwrap_or_else(|| Arc::clone(store)),
-            source: source.to_owned(),
+            events: Arc::clone(events),
             metrics,
             places: Arc::new(Semaphore::new(STREAMS_MAX)),
             of_keys: Arc::default(),
@@ -268,7 +272,7 @@ async fn open(
     query: StreamQuery,
 ) -> Result<Response, ProblemDetails> {
     let streams = Arc::clone(&api.event_streams);
-    let (filter, start) = query.parse(headers, &streams.source)?;
+    let (filter, start) = query.parse(headers, streams.events.source())?;
     if !streams.store.has_feed() {
         let message = "the nodes keep no feed (events.feed = false), so there are no events to follow";
         let cure = "Set events.feed = true on all nodes and restart them.";

@@ -18,7 +18,7 @@ pub(in crate::api) mod revoke;
 
 use crate::{
     api::{Api, Problem, extract::IdPath},
-    connections::{ClosedConnections, PagePosition},
+    connections::{OrderOutcome, PagePosition},
     link::{CloseOrder, ConnectionQuery, ConnectionRow, ConnectionSort, Selected},
     routes::NodeBoot,
 };
@@ -199,19 +199,14 @@ pub(in crate::api) async fn close_one(
     let order = close_order(Selected::Key(id.key), query)?;
     find_run(&api, &id)?;
     let outcome = api.connections.close(&order, Some(&id.run)).await;
-    if outcome == ClosedConnections::default() {
+    if outcome == OrderOutcome::default() {
         return Err(not_found());
     }
     Ok(closed(&outcome))
 }
 
 fn close_order(selected: Selected, query: CloseQuery) -> Result<CloseOrder, Problem> {
-    let reason = query.reason.unwrap_or_default();
-    if reason.len() > CloseOrder::REASON_BYTES_MAX || reason.contains(char::is_control) {
-        let why =
-            format!("reason: at most {} bytes, without control characters", CloseOrder::REASON_BYTES_MAX);
-        return Err(Problem(Code::BadContent, why));
-    }
+    let reason = parse_reason(query.reason)?;
     let reconnect_after = match query.reconnect {
         Some(ReconnectName::After) => Some(RECONNECT_AFTER),
         Some(ReconnectName::Never) | None => None,
@@ -227,7 +222,7 @@ fn not_found() -> Problem {
     Problem(Code::NotFound, "there is no such connection, or it has ended".into())
 }
 
-fn closed(outcome: &ClosedConnections) -> Json<Value> {
+fn closed(outcome: &OrderOutcome) -> Json<Value> {
     Json(json!({"closed": outcome.count, "silent": names(&outcome.silent)}))
 }
 
@@ -267,6 +262,16 @@ pub(super) fn parse_user(user: &str) -> Result<UserId, Problem> {
 
 pub(super) fn parse_device(device: &str) -> Result<DeviceId, Problem> {
     DeviceId::addressable(device).map_err(|error| Problem(Code::BadId, format!("device: {error}")))
+}
+
+/// Returns the reason for a client; empty without one.
+pub(super) fn parse_reason(reason: Option<String>) -> Result<String, Problem> {
+    let (reason, most) = (reason.unwrap_or_default(), CloseOrder::REASON_BYTES_MAX);
+    if reason.len() > most || reason.contains(char::is_control) {
+        let why = format!("reason: at most {most} bytes, without control characters");
+        return Err(Problem(Code::BadContent, why));
+    }
+    Ok(reason)
 }
 
 #[cfg(test)]

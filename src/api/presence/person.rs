@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{Extension, Json, extract::State};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tidegate_protocol::{
     Code,
     id::{DeviceId, UserId},
-    settings::UserSettings,
+    settings::{UserSettings, Visibility},
 };
 
 use super::{
@@ -18,9 +19,12 @@ use crate::{
     api::{
         Api, Problem,
         access::Caller,
-        blocks::{entries::view, suspensions::suspensions_of},
-        conversations::turns::{in_turn, unavailable},
-        extract::IdPath,
+        blocks::{entries::bans_of, suspensions::suspensions_of},
+        conversations::{
+            marks,
+            turns::{in_turn, unavailable},
+        },
+        extract::{IdPath, JsonObject},
     },
     bans::BanSubject,
     link::{CloseOrder, ConnectionQuery, ConnectionSort, Selected},
@@ -56,14 +60,13 @@ pub(in crate::api) async fn show(
     };
     let stored: UserSettings = in_turn(&api, &caller, async {}, work).await?;
     let subject = BanSubject::User(user.clone());
-    let bans: Vec<Value> =
-        api.cluster.bans.bans_of(&subject).iter().map(|(subject, ban)| view(subject, ban)).collect();
+    let bans = bans_of(&api, &subject);
     let before = |tokens: &RevokedTokens| match tokens {
         RevokedTokens::Before(ms) => Some(*ms),
         RevokedTokens::Id(_) | RevokedTokens::Device(..) | RevokedTokens::Cleared => None,
     };
     let revoked = api.cluster.revocations.of(&user);
-    let prio = api.cluster.priorities.of(&user);
+    let prio = api.cluster.priorities.get(&user);
     body["banned"] = (!bans.is_empty()).into();
     body["bans"] = bans.into();
     body["suspensions"] = suspensions_of(&api, &subject).into();
@@ -73,15 +76,52 @@ pub(in crate::api) async fn show(
     Ok(Json(body))
 }
 
+/// Settings of a user that a request changes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct PersonPatch {
+    push: Option<String>,
+    presence: Option<String>,
+}
+
+/// Changes the settings of a user that the application keeps, and returns all.
+pub(in crate::api) async fn change(
+    State(api): State<Api>,
+    Extension(caller): Extension<Caller>,
+    IdPath(name): IdPath<String>,
+    JsonObject(body): JsonObject<PersonPatch>,
+) -> Result<Json<Value>, Problem> {
+    let user = parse_user(&name)?;
+    let push = body.push.as_deref().map(marks::push).transpose()?;
+    let presence = body.presence.as_deref().map(visibility).transpose()?;
+    if push.is_none() && presence.is_none() {
+        return Err(Problem(Code::BadContent, "set push or presence".into()));
+    }
+    let now = UserSettings { push, presence, ..UserSettings::default() };
+    let work = move |store: Arc<dyn Store>, ()| async move {
+        store.merge_settings(&user, now).await.map_err(unavailable)
+    };
+    let stored = in_turn(&api, &caller, async {}, work).await?;
+    Ok(Json(json!({"user": name, "settings": settings(&stored)})))
+}
+
+fn visibility(word: &str) -> Result<Visibility, Problem> {
+    let cure = || Problem(Code::BadSetting, format!("presence: one of {}", Visibility::words()));
+    Visibility::from_word(word).ok_or_else(cure)
+}
+
 /// Returns the settings that the user has set.
 pub(in crate::api) fn settings(stored: &UserSettings) -> Value {
-    let UserSettings { ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search } = stored;
+    let UserSettings { ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence } =
+        stored;
     let numbers =
         [("ackTimeoutMs", *ack_timeout_ms), ("ackTries", *ack_tries), ("heartbeatMs", *heartbeat_ms)];
     let words = [
         ("unread", unread.map(|it| it.word())),
         ("retention", retention.map(|it| it.word())),
         ("search", search.map(|it| it.word())),
+        ("push", push.map(|it| it.word())),
+        ("presence", presence.map(|it| it.word())),
     ];
     let numbers = numbers.into_iter().filter(|(_, number)| *number > 0);
     let mut set: Map<String, Value> =
@@ -181,6 +221,7 @@ pub(in crate::api) async fn chain(
         "done": saved.done.len(),
         "skipped": saved.skipped.len(),
         "held": connection.map_or(0, |(_, row)| row.held),
+        "blockedMs": connection.map_or(0, |(_, row)| row.blocked_ms),
         "node": connection.map(|(run, _)| run.node.as_str()),
         "silent": names(&list.silent),
     })))

@@ -8,11 +8,12 @@ use tidegate_protocol::{Code, id::UserId};
 use crate::{
     api::{
         Api, Problem,
+        blocks::entries::{bad, end_of, put_value, remove_record, with_change},
         extract::{IdPath, JsonObject},
     },
     cluster::{GuardChange, PriorityHandler},
     priorities::CLASS_MAX,
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, InvalidGuard, StoreError},
+    store::{GuardKey, GuardKind, GuardOutcome},
 };
 
 /// Shortest and longest time of a priority that has an end: 1 s, and about 10 years.
@@ -33,7 +34,7 @@ pub(in crate::api) async fn show(
     IdPath(user): IdPath<String>,
 ) -> Result<Json<Value>, Problem> {
     let id = parse(&user)?;
-    let set = api.cluster.priorities.of(&id);
+    let set = api.cluster.priorities.get(&id);
     let set = set.ok_or_else(|| Problem(Code::NotFound, format!("no priority is set for {id}")))?;
     Ok(Json(json!({"user": id.as_str(), "prio": set.class, "untilMs": set.until_ms})))
 }
@@ -48,14 +49,8 @@ pub(in crate::api) async fn set(
     if prio > CLASS_MAX {
         return Err(bad(format!("prio: 0 to {CLASS_MAX}")));
     }
-    if ttl_ms.is_some_and(|ttl| !(TTL_MS_MIN..=TTL_MS_MAX).contains(&ttl)) {
-        return Err(bad(format!("ttlMs: {TTL_MS_MIN} to {TTL_MS_MAX}; without it, there is no end")));
-    }
-    let until_ms = ttl_ms.map(|ttl| api.cluster.guard.now_ms().saturating_add(ttl));
-    let invalid = |error: InvalidGuard| bad(error.to_string());
-    let entry = GuardEntry::new(key(&id)?, PriorityHandler::encode(prio), until_ms).map_err(invalid)?;
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).map_err(invalid)?;
-    let change = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
+    let until_ms = end_of(ttl_ms, &(TTL_MS_MIN..=TTL_MS_MAX), api.cluster.guard.now_ms())?;
+    let change = put_value(&api, key(&id)?, PriorityHandler::encode(prio), until_ms).await?;
     if let GuardOutcome::Full(_) = change.outcome {
         return Err(Problem(Code::Conflict, "the store has the maximum number of priorities".to_owned()));
     }
@@ -76,14 +71,7 @@ pub(in crate::api) async fn remove(
 
 /// Removes the priority of a user, if there is one.
 pub(in crate::api) async fn remove_of(api: &Api, user: &UserId) -> Result<GuardChange, Problem> {
-    api.cluster.remove_guard(&key(user)?, None).await.map_err(unavailable)
-}
-
-/// Adds where the change is in force already.
-fn with_change(mut body: Value, change: &GuardChange) -> Value {
-    body["inForce"] = json!(change.is_in_force);
-    body["pending"] = json!(change.pending);
-    body
+    remove_record(api, &key(user)?).await
 }
 
 fn key(user: &UserId) -> Result<GuardKey, Problem> {
@@ -92,13 +80,4 @@ fn key(user: &UserId) -> Result<GuardKey, Problem> {
 
 fn parse(user: &str) -> Result<UserId, Problem> {
     UserId::addressable(user).map_err(|error| Problem(Code::BadId, format!("user: {error}")))
-}
-
-fn bad(why: String) -> Problem {
-    Problem(Code::BadContent, why)
-}
-
-fn unavailable(error: StoreError) -> Problem {
-    let code = if matches!(error, StoreError::Unknown(_)) { Code::Unknown } else { Code::StoreUnavailable };
-    Problem(code, error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Admin API of live rooms: which have members now on all nodes, and who these are.
+//! Admin API of live rooms: which have members now on all nodes, who these are, and the removal of members.
 
 use axum::{Json, extract::State};
 use serde::Deserialize;
@@ -8,10 +8,11 @@ use tidegate_protocol::{
     id::{ConversationId, ConversationKind, RoomId},
 };
 
-use super::connections::names;
+use super::connections::{names, parse_device, parse_reason, parse_user};
 use crate::{
     api::{
         Api, Problem,
+        blocks::entries::record_view,
         conversations::{
             Parameters, checked,
             cursor::{CursorPosition, ListName},
@@ -19,7 +20,9 @@ use crate::{
         },
         extract::IdPath,
     },
+    bans::Ban,
     connections::{MemberOnNode, RoomList, RoomListBusy, RoomOnNodes},
+    link::RoomRemoval,
 };
 
 /// Most rooms or members of a page.
@@ -33,21 +36,29 @@ pub(in crate::api) struct RoomPageQuery {
     cursor: Option<String>,
 }
 
+/// Returns the room after which a page of a list of rooms begins, and the most rooms of it.
+pub(super) fn page_of_rooms(
+    list: &ListName<'_>,
+    query: Parameters<RoomPageQuery>,
+) -> Result<(Option<ConversationId>, usize), Problem> {
+    let RoomPageQuery { limit, cursor } = checked(query)?;
+    let limit = limit_up_to(limit, PAGE_MAX)?;
+    Ok((list.after_key(cursor.as_deref())?, limit))
+}
+
+/// List of the rooms that have members.
+const ROOMS: ListName<'static> = ListName { name: "rooms", filters: &[] };
+
 /// Returns a page of the rooms that have members now, sorted by id.
 pub(in crate::api) async fn list(
     State(api): State<Api>,
     query: Parameters<RoomPageQuery>,
 ) -> Result<Json<Value>, Problem> {
-    let query = checked(query)?;
-    let limit = limit_up_to(query.limit, PAGE_MAX)?;
-    let list = ListName { name: "rooms", filters: &[] };
-    let after = list.after_key(query.cursor.as_deref())?;
+    let (after, limit) = page_of_rooms(&ROOMS, query)?;
     let RoomList { rows, has_more, silent } = api.connections.rooms(after, limit).await.map_err(busy)?;
-    let mut body = json!({"rooms": rows.iter().map(shown).collect::<Vec<_>>(), "silent": names(&silent)});
-    if let Some(last) = rows.last().filter(|_| has_more) {
-        body["next"] = list.cursor(&CursorPosition::Key(last.room.clone())).into();
-    }
-    Ok(Json(body))
+    let shown: Vec<Value> = rows.iter().map(|it| shown(&api, it)).collect();
+    let next = rows.last().filter(|_| has_more).map(|it| CursorPosition::Key(it.room.clone()));
+    Ok(Json(ROOMS.with_next(json!({"rooms": shown, "silent": names(&silent)}), next)))
 }
 
 /// Returns one room. A room without members exists as every other one does.
@@ -58,7 +69,7 @@ pub(in crate::api) async fn one(
     let room = room(&id)?;
     let RoomList { rows, silent, .. } = api.connections.room(room.clone()).await.map_err(busy)?;
     let none = RoomOnNodes { room, connections: 0, nodes: 0 };
-    let mut body = shown(rows.first().unwrap_or(&none));
+    let mut body = shown(&api, rows.first().unwrap_or(&none));
     body["silent"] = names(&silent).into();
     Ok(Json(body))
 }
@@ -86,11 +97,30 @@ pub(in crate::api) async fn members(
             "node": it.run.node.as_str(),
         })
     };
-    let mut body = json!({"members": rows.iter().map(shown).collect::<Vec<_>>(), "silent": names(&silent)});
-    if let Some(last) = rows.last().filter(|_| has_more) {
-        body["next"] = list.cursor(&CursorPosition::RoomMember(last.member.clone())).into();
-    }
-    Ok(Json(body))
+    let next = rows.last().filter(|_| has_more).map(|it| CursorPosition::RoomMember(it.member.clone()));
+    let shown: Vec<Value> = rows.iter().map(shown).collect();
+    Ok(Json(list.with_next(json!({"members": shown, "silent": names(&silent)}), next)))
+}
+
+/// Removal of a user from a room, as a request describes it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::api) struct RemovalQuery {
+    device: Option<String>,
+    reason: Option<String>,
+}
+
+/// Removes a user from a live room on all nodes. The connections stay open, and may join again.
+pub(in crate::api) async fn remove(
+    State(api): State<Api>,
+    IdPath((id, user)): IdPath<(String, String)>,
+    query: Parameters<RemovalQuery>,
+) -> Result<Json<Value>, Problem> {
+    let (room, user, query) = (room_id(&id)?, parse_user(&user)?, checked(query)?);
+    let device = query.device.as_deref().map(parse_device).transpose()?;
+    let reason = parse_reason(query.reason)?;
+    let removed = api.connections.remove_from_room(&RoomRemoval { room, user, device, reason }).await;
+    Ok(Json(json!({"removed": removed.count, "silent": names(&removed.silent)})))
 }
 
 /// Refuses a list, so that its caller comes back soon.
@@ -98,15 +128,32 @@ fn busy(_: RoomListBusy) -> Problem {
     Problem(Code::Busy, "this node makes too many lists of rooms at once, or its shards are busy".to_owned())
 }
 
-fn room(id: &str) -> Result<ConversationId, Problem> {
-    let id = RoomId::addressable(id).map_err(|error| Problem(Code::BadId, format!("room: {error}")))?;
-    Ok(ConversationId::room(&id))
+pub(super) fn room(id: &str) -> Result<ConversationId, Problem> {
+    Ok(ConversationId::room(&room_id(id)?))
 }
 
-fn shown(it: &RoomOnNodes) -> Value {
-    let id = match it.room.kind() {
+fn room_id(id: &str) -> Result<RoomId, Problem> {
+    RoomId::addressable(id).map_err(|error| Problem(Code::BadId, format!("room: {error}")))
+}
+
+/// Returns the id of a room.
+pub(super) fn id_of(room: &ConversationId) -> &str {
+    match room.kind() {
         ConversationKind::Room(id) => id,
-        ConversationKind::Direct(..) | ConversationKind::Group(_) => it.room.as_str(),
-    };
-    json!({"room": id, "count": it.connections, "nodes": it.nodes})
+        ConversationKind::Direct(..) | ConversationKind::Group(_) => room.as_str(),
+    }
+}
+
+fn shown(api: &Api, it: &RoomOnNodes) -> Value {
+    let body = json!({"room": id_of(&it.room), "count": it.connections, "nodes": it.nodes});
+    with_closure(body, api.cluster.closed_rooms.get(&it.room).as_ref())
+}
+
+/// Adds whether a room is closed, and why, by whom, since when and until when.
+pub(super) fn with_closure(mut body: Value, closure: Option<&Ban>) -> Value {
+    body["closed"] = closure.is_some().into();
+    if let Some(closure) = closure {
+        body["closure"] = record_view(closure);
+    }
+    body
 }

@@ -67,7 +67,7 @@ pub(super) fn common(kafka: &KafkaConfig, cluster: Cluster) -> Result<ClientConf
 }
 
 fn unreadable_file(key: &str, file: &Path, error: &io::Error) -> KafkaRefusal {
-    KafkaRefusal::permanent(format!("{key} {} can't be used: {error}", file.display()))
+    KafkaRefusal::permanent(private::unusable(key, file, error))
 }
 
 /// Returns the properties of a producer that writes each record once, in order, to all in-sync replicas, or reports an

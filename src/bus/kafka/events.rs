@@ -132,7 +132,8 @@ async fn open(mut wanted: Wanted, metrics: &Metrics) -> Result<KafkaEvents, Kafk
         let found = metadata.topics().iter().find(|it| it.name() == topic && it.error().is_none());
         let Some(found) = found.map(|it| it.partitions().len()) else {
             return Err(KafkaRefusal::unavailable(format!(
-                "topic {topic} does not exist: create it with `tidegate topics ensure`, or set {setting} to an empty string"
+                "topic {topic} does not exist, or this node may not describe it: create it with `tidegate topics ensure`, \
+                 or allow the node Describe and Write, or set {setting} to an empty string"
             )));
         };
         if found < partitions as usize {

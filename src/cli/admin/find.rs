@@ -79,7 +79,8 @@ pub(in crate::cli) fn key(data: &Path) -> io::Result<Vec<u8>> {
         ));
     }
     match node.and_then(|node| node.key_file) {
-        Some(file) => auth::read_key(&file),
+        Some(file) => auth::read_key(&file)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display()))),
         None => auth::load_key(data),
     }
 }

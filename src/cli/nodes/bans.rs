@@ -1,4 +1,4 @@
-//! `tidegate bans`: lists, adds and lifts bans of networks, users and devices.
+//! `tidegate ban`, `unban` and `bans`: add, lift and list bans of networks, users and devices.
 
 use serde_json::{Value, json};
 
@@ -6,6 +6,39 @@ use crate::cli::admin::{AdminArgs, accepted, array, escaped, table, text};
 
 /// Largest page of a list.
 const PAGE: usize = 1_000;
+
+/// Arguments of `tidegate ban`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct BanArgs {
+    /// Network, user or device: `network:ADDRESS/BITS`, `user:ID` or `device:USER/DEVICE`
+    subject: String,
+    /// Reason of the ban, for operators
+    #[arg(long, value_name = "TEXT")]
+    reason: String,
+    /// Time until the ban ends, in seconds; without it, there is no end
+    #[arg(long, value_name = "SECONDS")]
+    ttl: Option<u64>,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate ban user:bob --reason spam --ttl 3600
+  tidegate ban network:192.0.2.0/24 --reason flood
+  tidegate unban user:bob
+
+With keys on the admin port a change needs the scope operate.";
+
+/// Arguments of `tidegate unban`.
+#[derive(clap::Args, Debug)]
+pub struct UnbanArgs {
+    /// Subject of the ban, as `tidegate bans` lists it
+    subject: String,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
 
 /// Arguments of `tidegate bans`.
 #[derive(clap::Args, Debug)]
@@ -29,6 +62,22 @@ pub struct BansArgs {
     admin: AdminArgs,
 }
 
+/// Bans a subject on all nodes.
+///
+/// # Errors
+/// The node does not answer, or refuses the request.
+pub fn ban(args: &BanArgs) -> anyhow::Result<()> {
+    add(&args.admin, &args.subject, &args.reason, args.ttl)
+}
+
+/// Lifts the ban of a subject on all nodes.
+///
+/// # Errors
+/// The node does not answer, or refuses the request.
+pub fn unban(args: &UnbanArgs) -> anyhow::Result<()> {
+    lift(&args.admin, &args.subject)
+}
+
 /// Lists the bans in force on a node, or changes or explains one.
 ///
 /// # Errors
@@ -36,21 +85,10 @@ pub struct BansArgs {
 pub fn bans(args: &BansArgs) -> anyhow::Result<()> {
     let admin = &args.admin;
     if let Some(subject) = &args.add {
-        let ttl_ms = args.ttl.map(|seconds| seconds.saturating_mul(1_000));
-        let body = json!({"subject": subject, "reason": args.reason, "ttlMs": ttl_ms});
-        let reply = accepted(admin.request_with("POST", "/v1/bans", &body.to_string())?)?;
-        if !admin.printed_json(&reply) {
-            println!("{} is banned {}{}", text(&reply["subject"]), end(&reply), pending(&reply));
-        }
-        return Ok(());
+        return add(admin, subject, args.reason.as_deref().unwrap_or_default(), args.ttl);
     }
     if let Some(subject) = &args.lift {
-        let reply = accepted(admin.request("DELETE", &format!("/v1/bans/{}", escaped(subject)))?)?;
-        if !admin.printed_json(&reply) {
-            let what = if reply["removed"] == true { "is no longer banned" } else { "was not banned" };
-            println!("{} {what}{}", text(&reply["subject"]), pending(&reply));
-        }
-        return Ok(());
+        return lift(admin, subject);
     }
     if let Some(subject) = &args.show {
         let Some(reply) = admin.get(&format!("/v1/subjects/{}", escaped(subject)))? else { return Ok(()) };
@@ -63,6 +101,25 @@ pub fn bans(args: &BansArgs) -> anyhow::Result<()> {
     print!("{}", table(&rows(&reply)));
     if !reply["next"].is_null() {
         println!("... and more; see GET /v1/bans");
+    }
+    Ok(())
+}
+
+fn add(admin: &AdminArgs, subject: &str, reason: &str, ttl: Option<u64>) -> anyhow::Result<()> {
+    let ttl_ms = ttl.map(|seconds| seconds.saturating_mul(1_000));
+    let body = json!({"subject": subject, "reason": reason, "ttlMs": ttl_ms});
+    let reply = accepted(admin.request_with("POST", "/v1/bans", &body.to_string())?)?;
+    if !admin.printed_json(&reply) {
+        println!("{} is banned {}{}", text(&reply["subject"]), end(&reply), pending(&reply));
+    }
+    Ok(())
+}
+
+fn lift(admin: &AdminArgs, subject: &str) -> anyhow::Result<()> {
+    let reply = accepted(admin.request("DELETE", &format!("/v1/bans/{}", escaped(subject)))?)?;
+    if !admin.printed_json(&reply) {
+        let what = if reply["removed"] == true { "is no longer banned" } else { "was not banned" };
+        println!("{} {what}{}", text(&reply["subject"]), pending(&reply));
     }
     Ok(())
 }

@@ -46,6 +46,15 @@ pub struct LimitsConfig {
     /// Signals per second and connection, also all at once, and twice as many of a user on a node; more are dropped.
     /// 0: none are accepted.
     pub signals_per_second: u32,
+    /// Conversations of which clients of this node watch who is online; a direct one counts for each of its two users.
+    /// 0: none can be watched.
+    pub watched_max: usize,
+    /// Members of all conversations that clients of this node watch, and watches, together; each takes about 480 bytes.
+    pub watched_members_max: usize,
+    /// Conversations that all connections of one user to this node watch together.
+    pub watches_per_user: usize,
+    /// Users of watched conversations that this node looks up per second. With more of them, reports take longer to come.
+    pub presence_users_per_second: usize,
     /// Frames per second and connection, accepted sends (not those to live rooms) and due acks aside; those of 4 s may come at once. 0: no limit.
     pub frames_per_second: u32,
     /// Refused tokens per second from one IPv4 address or one IPv6 /64, in logins and in `GET /v1/assign`. Valid and
@@ -56,7 +65,7 @@ pub struct LimitsConfig {
     /// Joins of live rooms per second of one device. 0: no limit.
     pub joins_per_second: u32,
     /// Queries per second of one user, on this node: `pull`, `sync`, `ping` with positions, `read`, `recall`, `clear`,
-    /// `hide` and `leave` of a group. 0: no limit.
+    /// `hide`, `watch` and `leave` of a group. 0: no limit.
     pub queries_per_second: u32,
     /// Messages per second of one user, on this node. 0: no limit.
     pub sends_per_second: u32,
@@ -108,6 +117,10 @@ impl Default for LimitsConfig {
             small_group_max: 500,
             signal_bytes_max: 1_024,
             signals_per_second: 10,
+            watched_max: 10_000,
+            watched_members_max: 500_000,
+            watches_per_user: 128,
+            presence_users_per_second: 2_000,
             frames_per_second: 500,
             address_logins_per_second: 20,
             user_logins_per_second: 20,

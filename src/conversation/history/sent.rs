@@ -67,7 +67,7 @@ pub async fn step(
         },
     };
     let conversation = membership.conversation.clone();
-    let view = View::new(&conversation, &membership.head, &membership.member_view);
+    let view = View::whole(&conversation, &membership.head, &membership.member_view);
     let from = from.max(view.pruned_to);
     let mut step = SentStep {
         membership,

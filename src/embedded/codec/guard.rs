@@ -112,6 +112,6 @@ mod tests {
         }
         assert!(guard_value(b"\xac").is_err() && guard_row(b"g", b"").is_err());
         let row = |kind| guard_row(&guard_key(kind, "a"), b"\x01\0\x01").unwrap();
-        assert!(row(11).is_some() && row(12).is_none(), "an unknown kind is skipped");
+        assert!(row(12).is_some() && row(13).is_none(), "an unknown kind is skipped");
     }
 }

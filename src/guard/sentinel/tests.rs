@@ -16,7 +16,7 @@ use crate::{
     metrics,
     ports::Ports,
     routes::{Lease, NodeBoot, NodeInfo, NodeRow},
-    store::{MemoryStore, Store},
+    store::{GuardBatch, MemoryStore, Store},
 };
 
 struct World {
@@ -62,7 +62,7 @@ impl World {
         let record = BanRecord { reason: "by hand".into(), by: "k1".into(), since_ms: 0 };
         let key = GuardKey::new(kind, subject).unwrap();
         let entry = GuardEntry::new(key, record.encoded().into(), until_ms).unwrap();
-        let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).unwrap();
+        let batch = GuardPut { entry, expected: None }.into();
         assert!(self.cluster.put_guard(&batch).await.unwrap().is_in_force);
     }
 

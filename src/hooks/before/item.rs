@@ -34,20 +34,21 @@ pub struct BeforeQuestion {
     pub of: Option<u64>,
 }
 
+/// Question as an item of a request.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Item<'a> {
-    conversation: &'a str,
-    sender: &'a str,
-    device: &'a str,
-    msg_id: &'a str,
+struct ItemJson<'a> {
     attempt: u32,
     content: Value,
-    flags: Vec<&'static str>,
+    conversation: &'a str,
+    device: &'a str,
     first: bool,
+    flags: Vec<&'static str>,
+    msg_id: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     of: Option<u64>,
-    /// Fields of the content that this version does not know, in base64: they reach the receivers.
+    sender: &'a str,
+    /// Fields of the content that this version does not know: they reach the receivers.
     #[serde(skip_serializing_if = "Option::is_none")]
     unknown: Option<String>,
 }
@@ -55,22 +56,23 @@ struct Item<'a> {
 impl BeforeQuestion {
     /// Returns the JSON of the item.
     pub(super) fn encode(&self, is_first: bool) -> Vec<u8> {
-        let item = Item {
-            conversation: self.conversation.as_str(),
-            sender: self.sender.as_str(),
-            device: self.device.as_str(),
-            msg_id: self.msg_id.as_str(),
+        let item = ItemJson {
             attempt: self.attempt,
             content: content_json(&self.content),
-            flags: flag_words(self.flags),
+            conversation: self.conversation.as_str(),
+            device: self.device.as_str(),
             first: is_first,
+            flags: flag_words(self.flags),
+            msg_id: self.msg_id.as_str(),
             of: self.of,
+            sender: self.sender.as_str(),
             unknown: unknown_fields(&self.content),
         };
         serde_json::to_vec(&item).unwrap_or_default()
     }
 }
 
+/// Returns the fields of a content that this version does not know, in base64.
 fn unknown_fields(content: &[u8]) -> Option<String> {
     let unknown = Content::decode(content).map(|content| content.unknown).unwrap_or_default();
     (!unknown.is_empty()).then(|| STANDARD.encode(unknown))

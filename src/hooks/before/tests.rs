@@ -21,8 +21,8 @@ use crate::{
 };
 
 /// Request that the server got, and what sends its response.
-struct Asked {
-    body: Value,
+pub(in crate::hooks) struct Asked {
+    pub(in crate::hooks) body: Value,
     stream: BufReader<TcpStream>,
 }
 
@@ -32,7 +32,7 @@ impl Asked {
         self.body["items"].as_array().unwrap().iter().map(|it| it["msgId"].as_str().unwrap()).collect()
     }
 
-    async fn respond(mut self, status: u16, body: &str) {
+    pub(in crate::hooks) async fn respond(mut self, status: u16, body: &str) {
         let head =
             format!("HTTP/1.1 {status} x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
         self.stream.get_mut().write_all(&[head.as_bytes(), body.as_bytes()].concat()).await.unwrap();
@@ -46,7 +46,7 @@ impl Asked {
 }
 
 /// Starts a server, and returns its URL and its requests.
-async fn server() -> (String, mpsc::Receiver<Asked>) {
+pub(in crate::hooks) async fn server() -> (String, mpsc::Receiver<Asked>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/before", listener.local_addr().unwrap());
     let (asked, requests) = mpsc::channel(64);
@@ -113,7 +113,7 @@ async fn questions_that_wait_are_one_request_and_each_gets_its_answer() {
     let ask = |n: usize| {
         let hook = Arc::clone(&hook);
         let question = question(&format!("u{n}"), &format!("m{n}"));
-        tokio::spawn(async move { hook.decide(question, ready(true)).await })
+        tokio::spawn(async move { hook.decide(question, ready(Some(true))).await })
     };
     let first = ask(0);
     let held = requests.recv().await.unwrap();
@@ -172,7 +172,7 @@ async fn request_without_a_valid_answer_fails_as_the_settings_say() {
         for fails_open in [true, false] {
             let hook = hook(&url, fails_open, 1, 5_000);
             let answer = async { requests.recv().await.unwrap().respond(status, body).await };
-            let (verdict, ()) = tokio::join!(hook.decide(question("ann", "m1"), ready(true)), answer);
+            let (verdict, ()) = tokio::join!(hook.decide(question("ann", "m1"), ready(Some(true))), answer);
             let is_open = fails_open && may_open;
             let expected = if is_open { BeforeVerdict::Unchecked } else { BeforeVerdict::Unavailable };
             assert_eq!(verdict, expected, "{status} {}", &body[..body.len().min(40)]);
@@ -185,10 +185,10 @@ async fn request_without_a_valid_answer_fails_as_the_settings_say() {
 async fn wait_for_others_never_opens_and_a_slow_server_does() {
     let (url, mut requests) = server().await;
     let hook = hook(&url, true, 1, 50);
-    let slow = hook.decide(question("ann", "m1"), ready(true));
+    let slow = hook.decide(question("ann", "m1"), ready(Some(true)));
     let held = async {
         let held = requests.recv().await.unwrap();
-        let waits = hook.decide(question("bob", "m2"), ready(true)).await;
+        let waits = hook.decide(question("bob", "m2"), ready(Some(true))).await;
         (held, waits)
     };
     let (slow, (_held, waits)) = tokio::join!(slow, held);
@@ -204,7 +204,7 @@ async fn hook_with_share_taken(hook: &BeforeHook) -> BeforeVerdict {
     while let Some(question) = hook.shared.questions.admit(&cy) {
         taken.push(question);
     }
-    hook.decide(question("cy", "m3"), ready(true)).await
+    hook.decide(question("cy", "m3"), ready(Some(true))).await
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn first_message_of_two_users_is_named_until_they_have_one() {
             assert_eq!(asked.body["items"][0]["first"], is_first);
             asked.allow().await;
         };
-        tokio::join!(hook.decide(direct(), ready(has_messages)), answer);
+        tokio::join!(hook.decide(direct(), ready(Some(has_messages))), answer);
     }
 }
 
@@ -231,4 +231,16 @@ fn rooms_are_asked_about_only_if_they_are_named() {
     assert!(named("hall") && named("news.") && named("news.7"));
     assert!(!named("hal") && !named("hall2") && !named("new") && !named("r:hall"));
     assert!(names_room("r:*", "any") && !names_room("hall", "hall"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_store_and_silent_server_take_the_time_of_one_question_together() {
+    // It accepts no connection, so the clock moves on at once.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hook = hook(&format!("http://{}/before", listener.local_addr().unwrap()), true, 1, 1_000);
+    let question =
+        BeforeQuestion { conversation: ConversationId::parse("d:ann:bob").unwrap(), ..question("ann", "m1") };
+    let began = Deadline::now();
+    assert_eq!(hook.decide(question, std::future::pending()).await, BeforeVerdict::Unchecked);
+    assert!(began.elapsed() < Duration::from_millis(1_100), "{:?}", began.elapsed());
 }

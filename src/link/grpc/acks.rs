@@ -1,11 +1,8 @@
 //! Conversion between questions about acks and the messages of `link.proto`.
 
-use tidegate_protocol::{
-    id::{ConversationId, DeviceId, UserId},
-    pb,
-};
+use tidegate_protocol::pb;
 
-use super::convert::{Malformed, all};
+use super::convert::{Malformed, all, conversation, device, user};
 use crate::link::{ACK_QUERIES_MAX, AckQuery, DEVICES_PER_QUERY_MAX, DeviceAck};
 
 pub(super) fn put_queries(queries: Vec<AckQuery>) -> pb::LinkAckQueries {
@@ -22,12 +19,7 @@ pub(super) fn queries(sent: pb::LinkAckQueries) -> Result<Vec<AckQuery>, Malform
         return Err(Malformed("number of queries"));
     }
     all(sent.queries, |it| {
-        Ok(AckQuery {
-            user: UserId::new(&it.user).map_err(|_| Malformed("user id"))?,
-            conversation: ConversationId::parse(&it.conversation)
-                .map_err(|_| Malformed("conversation id"))?,
-            seq: it.seq,
-        })
+        Ok(AckQuery { user: user(&it.user)?, conversation: conversation(&it.conversation)?, seq: it.seq })
     })
 }
 
@@ -42,16 +34,14 @@ pub(super) fn devices(sent: pb::LinkAcks) -> Result<Vec<Vec<DeviceAck>>, Malform
         if of.devices.len() > DEVICES_PER_QUERY_MAX {
             return Err(Malformed("number of devices"));
         }
-        all(of.devices, |it| {
-            let device = DeviceId::new(&it.device).map_err(|_| Malformed("device id"))?;
-            Ok(DeviceAck { device, has_acked: it.has_acked })
-        })
+        all(of.devices, |it| Ok(DeviceAck { device: device(&it.device)?, has_acked: it.has_acked }))
     })
 }
 
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
+    use tidegate_protocol::id::{ConversationId, DeviceId, UserId};
 
     use super::*;
 

@@ -2,33 +2,26 @@
 
 use std::time::Duration;
 
-use tidegate_protocol::{
-    codec::Wire,
-    id::{DeviceId, UserId},
-    pb,
-};
+use tidegate_protocol::{codec::Wire, pb};
 
-use super::convert::{Malformed, all};
+use super::convert::{self, Malformed, all, any_device, device, put_any_device, user};
 use crate::{
     link::{CloseOrder, ConnectionPage, ConnectionQuery, ConnectionRow, ConnectionSort, Selected},
     priorities::CLASS_MAX,
     revocation::{Revocation, RevokedTokens, TOKEN_ID_BYTES_MAX},
 };
 
-fn user(text: &str) -> Result<UserId, Malformed> {
-    UserId::new(text).map_err(|_| Malformed("user id"))
-}
-
-fn device(text: &str) -> Result<Option<DeviceId>, Malformed> {
-    if text.is_empty() { Ok(None) } else { DeviceId::new(text).map(Some).map_err(|_| Malformed("device id")) }
+/// Returns the reason for a client.
+pub(super) fn reason(sent: String) -> Result<String, Malformed> {
+    if sent.len() > CloseOrder::REASON_BYTES_MAX { Err(Malformed("reason")) } else { Ok(sent) }
 }
 
 fn put_selected(selected: &Selected) -> Option<pb::LinkSelected> {
-    let text = |device: &Option<DeviceId>| device.as_ref().map(ToString::to_string).unwrap_or_default();
     Some(match selected {
         Selected::All => pb::LinkSelected::default(),
         Selected::User(user, device) => {
-            pb::LinkSelected { user: user.to_string(), device: text(device), key: None }
+            let device = put_any_device(device.as_ref());
+            pb::LinkSelected { user: user.to_string(), device, key: None }
         }
         Selected::Key(key) => pb::LinkSelected { key: Some(*key), ..pb::LinkSelected::default() },
     })
@@ -39,7 +32,7 @@ fn selected(sent: Option<pb::LinkSelected>) -> Result<Selected, Malformed> {
     Ok(match key {
         Some(key) => Selected::Key(key),
         None if user.is_empty() => Selected::All,
-        None => Selected::User(self::user(&user)?, self::device(&device)?),
+        None => Selected::User(convert::user(&user)?, any_device(&device)?),
     })
 }
 
@@ -85,6 +78,7 @@ pub(super) fn put_page(page: ConnectionPage) -> pb::LinkConnections {
         expires_ms: row.expires_ms,
         room_class: row.class.into(),
         held: row.held,
+        blocked_ms: row.blocked_ms,
     };
     pb::LinkConnections { rows: page.rows.into_iter().map(row).collect(), total: page.total }
 }
@@ -108,7 +102,7 @@ fn row(sent: pb::LinkConnection) -> Result<ConnectionRow, Malformed> {
     Ok(ConnectionRow {
         key: sent.key,
         user: user(&sent.user)?,
-        device: device(&sent.device)?.ok_or(Malformed("device id"))?,
+        device: device(&sent.device)?,
         address: sent.address.parse().map_err(|_| Malformed("address"))?,
         wire,
         since_ms: sent.since_ms,
@@ -117,6 +111,7 @@ fn row(sent: pb::LinkConnection) -> Result<ConnectionRow, Malformed> {
         expires_ms: sent.expires_ms,
         class: u8::try_from(sent.room_class).unwrap_or(CLASS_MAX).min(CLASS_MAX),
         held: sent.held,
+        blocked_ms: sent.blocked_ms,
     })
 }
 
@@ -128,15 +123,13 @@ pub(super) fn put_order(order: CloseOrder) -> pb::LinkClose {
 }
 
 pub(super) fn order(sent: pb::LinkClose) -> Result<CloseOrder, Malformed> {
-    if sent.reason.len() > CloseOrder::REASON_BYTES_MAX {
-        return Err(Malformed("reason"));
-    }
+    let reason = reason(sent.reason)?;
     let reconnect_after = sent.reconnect_after_ms.map(|ms| Duration::from_millis(ms.into()));
     let selected = selected(sent.selected)?;
     if selected == Selected::All {
         return Err(Malformed("selection"));
     }
-    Ok(CloseOrder { selected, reason: sent.reason, reconnect_after })
+    Ok(CloseOrder { selected, reason, reconnect_after })
 }
 
 pub(super) fn put_revocation(revocation: Revocation) -> pb::LinkRevocation {
@@ -153,7 +146,7 @@ pub(super) fn put_revocation(revocation: Revocation) -> pb::LinkRevocation {
 }
 
 pub(super) fn revocation(sent: pb::LinkRevocation) -> Result<Revocation, Malformed> {
-    let tokens = match (sent.before_ms, device(&sent.device)?, sent.token_id) {
+    let tokens = match (sent.before_ms, any_device(&sent.device)?, sent.token_id) {
         (None, None, id) if sent.cleared && id.is_empty() => RevokedTokens::Cleared,
         _ if sent.cleared => return Err(Malformed("revocation that also takes back others")),
         (Some(before), None, id) if id.is_empty() => RevokedTokens::Before(before),
@@ -167,6 +160,7 @@ pub(super) fn revocation(sent: pb::LinkRevocation) -> Result<Revocation, Malform
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
+    use tidegate_protocol::id::{DeviceId, UserId};
 
     use super::*;
 
@@ -191,6 +185,7 @@ mod tests {
             expires_ms: 4,
             class: 0,
             held: 0,
+            blocked_ms: 0,
         };
         ConnectionPage { rows: vec![row], total: 9 }
     }

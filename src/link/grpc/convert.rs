@@ -37,11 +37,24 @@ pub(super) fn all<A, B>(items: Vec<A>, read: impl Fn(A) -> Read<B>) -> Read<Vec<
     items.into_iter().map(read).collect()
 }
 
-fn user(text: &str) -> Read<UserId> {
+pub(super) fn user(text: &str) -> Read<UserId> {
     UserId::new(text).map_err(|_| Malformed("user id"))
 }
 
-fn conversation(text: &str) -> Read<ConversationId> {
+pub(super) fn device(text: &str) -> Read<DeviceId> {
+    DeviceId::new(text).map_err(|_| Malformed("device id"))
+}
+
+/// Returns the text of a device; empty for all devices.
+pub(super) fn put_any_device(device: Option<&DeviceId>) -> String {
+    device.map(ToString::to_string).unwrap_or_default()
+}
+
+pub(super) fn any_device(text: &str) -> Read<Option<DeviceId>> {
+    if text.is_empty() { Ok(None) } else { device(text).map(Some) }
+}
+
+pub(super) fn conversation(text: &str) -> Read<ConversationId> {
     ConversationId::parse(text).map_err(|_| Malformed("conversation id"))
 }
 
@@ -170,7 +183,7 @@ pub(super) fn put_session(session: RoutedSession) -> pb::LinkTarget {
 }
 
 pub(super) fn session(sent: pb::LinkTarget) -> Read<RoutedSession> {
-    let device = DeviceId::new(&sent.device).map_err(|_| Malformed("device id"))?;
+    let device = device(&sent.device)?;
     Ok(RoutedSession { user: user(&sent.user)?, device, epoch: sent.epoch })
 }
 

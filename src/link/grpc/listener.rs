@@ -316,6 +316,10 @@ impl StreamServer {
                 let count = handler.close_connections(me, connections::order(sent)?).await?;
                 Reply::Closed(pb::LinkClosed { count })
             }
+            Call::RoomRemoval(sent) => {
+                let count = handler.remove_from_room(me, rooms::removal(sent)?).await?;
+                Reply::Closed(pb::LinkClosed { count })
+            }
             Call::Revoke(sent) => {
                 let count = handler.revoke(me, connections::revocation(sent)?).await?;
                 Reply::Closed(pb::LinkClosed { count })

@@ -1,12 +1,15 @@
 //! Conversion between live rooms and the messages of `link.proto`.
 
 use tidegate_protocol::{
-    id::{ConversationId, ConversationKind, DeviceId, UserId},
+    id::{ConversationId, ConversationKind, RoomId},
     pb::{self, link_rooms_query::Of},
 };
 
-use super::convert::{Malformed, all};
-use crate::link::{RoomCount, RoomMember, RoomsPage, RoomsQuery};
+use super::{
+    connections::reason,
+    convert::{Malformed, all, any_device, device, put_any_device, user},
+};
+use crate::link::{RoomCount, RoomMember, RoomRemoval, RoomsPage, RoomsQuery};
 
 pub(super) fn put_query(query: RoomsQuery) -> pb::LinkRoomsQuery {
     let limit = u32::try_from(query.limit()).unwrap_or(u32::MAX);
@@ -69,18 +72,69 @@ pub(super) fn page(sent: pb::LinkRooms, query: &RoomsQuery) -> Result<RoomsPage,
     }
 }
 
+pub(super) fn put_removal(removal: RoomRemoval) -> pb::LinkRoomRemoval {
+    let RoomRemoval { room, user, device, reason } = removal;
+    let device = put_any_device(device.as_ref());
+    let room = ConversationId::room(&room).to_string();
+    pb::LinkRoomRemoval { room, user: user.to_string(), device, reason }
+}
+
+pub(super) fn removal(sent: pb::LinkRoomRemoval) -> Result<RoomRemoval, Malformed> {
+    Ok(RoomRemoval {
+        room: room_id(&sent.room)?,
+        user: user(&sent.user)?,
+        device: any_device(&sent.device)?,
+        reason: reason(sent.reason)?,
+    })
+}
+
 fn put_member(member: RoomMember) -> pb::LinkRoomMember {
     pb::LinkRoomMember { user: member.user.to_string(), device: member.device.to_string() }
 }
 
 fn member(sent: pb::LinkRoomMember) -> Result<RoomMember, Malformed> {
-    let user = UserId::new(&sent.user).map_err(|_| Malformed("user id"))?;
-    let device = DeviceId::new(&sent.device).map_err(|_| Malformed("device id"))?;
-    Ok(RoomMember { user, device })
+    Ok(RoomMember { user: user(&sent.user)?, device: device(&sent.device)? })
 }
 
 fn room(sent: &str) -> Result<ConversationId, Malformed> {
-    let room = ConversationId::parse(sent).ok();
-    let room = room.filter(|room| matches!(room.kind(), ConversationKind::Room(_)));
-    room.ok_or(Malformed("room"))
+    Ok(ConversationId::room(&room_id(sent)?))
+}
+
+fn room_id(sent: &str) -> Result<RoomId, Malformed> {
+    match ConversationId::parse(sent).as_ref().map(ConversationId::kind) {
+        Ok(ConversationKind::Room(id)) => RoomId::new(id).map_err(|_| Malformed("room")),
+        _ => Err(Malformed("room")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+    use tidegate_protocol::id::{DeviceId, UserId};
+
+    use super::*;
+
+    /// The bytes are those of the first version with this call.
+    #[test]
+    fn removal_keeps_its_bytes_and_a_malformed_one_is_refused() {
+        let all = RoomRemoval {
+            room: RoomId::new("hall").unwrap(),
+            user: UserId::new("ann").unwrap(),
+            device: None,
+            reason: "spam".to_owned(),
+        };
+        let body = Some(pb::link_call::Body::RoomRemoval(put_removal(all.clone())));
+        let bytes = pb::LinkCall { id: 1, body }.encode_to_vec();
+        assert_eq!(bytes, b"\x08\x01\x92\x01\x13\x0a\x06r:hall\x12\x03ann\x22\x04spam");
+        let one = RoomRemoval { device: Some(DeviceId::new("phone").unwrap()), ..all.clone() };
+        for it in [all.clone(), one] {
+            assert_eq!(removal(put_removal(it.clone())), Ok(it));
+        }
+        let sent = put_removal(all);
+        let refused = |sent: pb::LinkRoomRemoval| removal(sent).is_err();
+        assert!(refused(pb::LinkRoomRemoval { room: "g:hall".into(), ..sent.clone() }));
+        assert!(refused(pb::LinkRoomRemoval { user: String::new(), ..sent.clone() }));
+        assert!(refused(pb::LinkRoomRemoval { device: "a b".into(), ..sent.clone() }));
+        assert!(refused(pb::LinkRoomRemoval { reason: "x".repeat(121), ..sent }));
+    }
 }

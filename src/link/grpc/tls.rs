@@ -1,8 +1,12 @@
 //! Mutual TLS of the link: certificate of this node, authority of its peers, and when connections have TLS.
 
-use std::{fmt, io, path::PathBuf, sync::Arc};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow};
 use futures_util::future::BoxFuture;
 use hyper::Uri;
 use hyper_util::rt::TokioIo;
@@ -11,7 +15,7 @@ use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     client::{Resumption, verify_server_name},
     crypto::aws_lc_rs,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName},
     server::{ParsedCertificate, WebPkiClientVerifier},
     version::TLS13,
 };
@@ -20,7 +24,10 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use crate::{
-    net::tls::{FileVersion, WatchedCertificates, expiry, versions},
+    net::tls::{
+        FileVersion, WatchedCertificates, expiry, read_authorities, read_certificates, read_private_key,
+        versions,
+    },
     private,
 };
 
@@ -72,8 +79,7 @@ pub struct Tls {
 
 /// Certificates in force, which new connections get.
 pub(super) struct LinkCertificates {
-    /// Files to read again; `None` if they do not change.
-    files: Option<LinkFiles>,
+    files: LinkFiles,
     current: RwLock<Loaded>,
 }
 
@@ -85,27 +91,15 @@ struct Loaded {
 }
 
 impl Tls {
-    /// Creates the identity from PEM: certificate chain and key of this node, and the authority that signed those of
-    /// all nodes. A peer's certificate must be for the host in its address.
-    ///
-    /// # Errors
-    /// One of them is no PEM, or the key belongs to another certificate.
-    pub fn new(certificate: &[u8], key: &[u8], authority: &[u8]) -> anyhow::Result<Self> {
-        Ok(Self::over(None, Loaded::parse(certificate, key, authority)?))
-    }
-
-    /// Creates the identity from files, which are read again when they change.
+    /// Creates the identity from files, which are read again when they change. A peer's certificate must be for the host
+    /// in its address.
     ///
     /// # Errors
     /// A file can't be used; the error names its setting and the cure.
     pub fn open(files: LinkFiles) -> anyhow::Result<Self> {
-        let loaded = files.read()?;
-        Ok(Self::over(Some(files), loaded))
-    }
-
-    fn over(files: Option<LinkFiles>, loaded: Loaded) -> Self {
-        let certificates = Arc::new(LinkCertificates { files, current: RwLock::new(loaded) });
-        Self { certificates, name: None, mode: TlsMode::default() }
+        let current = RwLock::new(files.read()?);
+        let certificates = Arc::new(LinkCertificates { files, current });
+        Ok(Self { certificates, name: None, mode: TlsMode::default() })
     }
 
     /// Requires the certificates of peers to be for this name, whatever their addresses.
@@ -132,10 +126,9 @@ impl Tls {
         self.mode != TlsMode::Required
     }
 
-    /// Returns the certificates, if their files may change.
-    pub(super) fn watched(&self) -> Option<Arc<dyn WatchedCertificates>> {
-        let certificates = Arc::clone(&self.certificates);
-        self.certificates.files.as_ref().map(|_| certificates as Arc<dyn WatchedCertificates>)
+    /// Returns the certificates, whose files may change.
+    pub(super) fn watched(&self) -> Arc<dyn WatchedCertificates> {
+        Arc::<LinkCertificates>::clone(&self.certificates)
     }
 
     /// Returns the configuration for a new caller.
@@ -214,38 +207,34 @@ impl LinkFiles {
     fn read(&self) -> anyhow::Result<Loaded> {
         // Before the files are read: one that changes meanwhile is read again.
         let versions = versions(self.all());
-        let at = |key: &'static str, file: &PathBuf| format!("link.{key} {} can't be used", file.display());
-        let certificate =
-            private::read_public(&self.certificate).with_context(|| at("tls_cert", &self.certificate))?;
-        let key = private::read(&self.key).with_context(|| at("tls_key", &self.key))?;
-        let authority =
-            private::read_public(&self.authority).with_context(|| at("tls_ca", &self.authority))?;
-        let loaded = Loaded::parse(&certificate, &key, &authority)?;
+        let chain = read_certificates(&self.certificate).context("link.tls_cert")?;
+        let key = read_private_key(&self.key).context("link.tls_key")?;
+        let roots = read_authorities(&self.authority).context("link.tls_ca")?;
+        let loaded = Loaded::new(chain, key, roots, &self.key)?;
         Ok(Loaded { versions, ..loaded })
     }
 }
 
 impl Loaded {
-    fn parse(certificate: &[u8], key: &[u8], authority: &[u8]) -> anyhow::Result<Self> {
-        let chain = certificates(certificate).context("link.tls_cert can't be used")?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| {
-            let why = private::pem_problem(&error);
-            anyhow!("link.tls_key can't be used: {why}; name a PEM file with an unencrypted private key")
-        })?;
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(authority).context("link.tls_ca can't be used")? {
-            roots.add(certificate).context("link.tls_ca holds a certificate that is none of an authority")?;
-        }
+    fn new(
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        roots: RootCertStore,
+        key_file: &Path,
+    ) -> anyhow::Result<Self> {
         let (roots, provider) = (Arc::new(roots), Arc::new(aws_lc_rs::default_provider()));
         let expires = chain.iter().filter_map(expiry).min().unwrap_or(i64::MAX);
-        let wrong_pair = "link.tls_key is not the key of the first certificate of link.tls_cert";
+        let wrong_pair = |error: rustls::Error| {
+            let cure = "name the key that belongs to the first certificate of link.tls_cert";
+            anyhow!(private::unusable("link.tls_key", key_file, format!("{error}; {cure}")))
+        };
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider)).build();
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&TLS13])?
-            .with_client_cert_verifier(verifier.context("link.tls_ca can't be used")?)
+            .with_client_cert_verifier(verifier.context("link.tls_ca")?)
             .with_single_cert(chain.clone(), key.clone_key())
-            .context(wrong_pair)?;
+            .map_err(wrong_pair)?;
         server.alpn_protocols = vec![PROTOCOL.to_vec()];
         // Each connection presents its certificate, so that a changed authority counts at once.
         server.send_tls13_tickets = 0;
@@ -253,7 +242,7 @@ impl Loaded {
             .with_protocol_versions(&[&TLS13])?
             .with_root_certificates(roots)
             .with_client_auth_cert(chain, key)
-            .context(wrong_pair)?;
+            .map_err(wrong_pair)?;
         client.alpn_protocols = vec![PROTOCOL.to_vec()];
         client.resumption = Resumption::disabled();
         Ok(Self { server: Arc::new(server), client: Arc::new(client), versions: Vec::new(), expires })
@@ -273,22 +262,14 @@ fn check_usage(chain: Option<&[CertificateDer<'_>]>) -> io::Result<()> {
     if usage.is_none_or(|usage| usage.value.server_auth) { Ok(()) } else { Err(wrong()) }
 }
 
-fn certificates(pem: &[u8]) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| anyhow!(private::pem_problem(&error)))?;
-    ensure!(!found.is_empty(), "no certificate in it; name a PEM file with one");
-    Ok(found)
-}
-
 impl WatchedCertificates for LinkCertificates {
     fn have_changed(&self) -> bool {
-        self.files.as_ref().is_some_and(|files| versions(files.all()) != self.current.read().versions)
+        versions(self.files.all()) != self.current.read().versions
     }
 
     fn reload(&self) -> anyhow::Result<()> {
-        let Some(files) = &self.files else { return Ok(()) };
-        let seen = versions(files.all());
-        match files.read() {
+        let seen = versions(self.files.all());
+        match self.files.read() {
             Ok(loaded) => {
                 *self.current.write() = loaded;
                 Ok(())

@@ -1,12 +1,13 @@
 //! Files with certificates, keys and authorities: their content, and whether they have changed.
 
 use std::{
+    fmt::Display,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
 };
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::anyhow;
 use rustls::{
     RootCertStore,
     crypto::aws_lc_rs,
@@ -49,19 +50,24 @@ pub fn versions<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Vec<FileVer
 /// # Errors
 /// A file can't be used, or the key belongs to another certificate; the error names the file and the cure.
 pub fn read_pair(chain: &Path, key: &Path) -> anyhow::Result<CertifiedKey> {
-    let certificates = read_certificates(chain)?;
-    let at = || format!("{} can't be used", key.display());
-    private::check(key).with_context(at)?;
-    let key = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| {
-            anyhow!("{}; name a PEM file with an unencrypted private key", private::pem_problem(&error))
-        })
-        .with_context(at)?;
-    CertifiedKey::from_der(certificates, key, &aws_lc_rs::default_provider())
-        .map_err(|error| {
-            anyhow!("{error}; name the key that belongs to the first certificate of {}", chain.display())
-        })
-        .with_context(at)
+    let (certificates, private_key) = (read_certificates(chain)?, read_private_key(key)?);
+    CertifiedKey::from_der(certificates, private_key, &aws_lc_rs::default_provider()).map_err(|error| {
+        let cure = format!("name the key that belongs to the first certificate of {}", chain.display());
+        unusable(key, format!("{error}; {cure}"))
+    })
+}
+
+/// Reads a private key that is not encrypted.
+///
+/// # Errors
+/// The file can't be used; the error names it and the cure.
+pub fn read_private_key(file: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
+    let pem = private::read(file).map_err(|error| unusable(file, error))?;
+    PrivateKeyDer::from_pem_slice(&pem).map_err(|error| {
+        let why = private::pem_problem(&error);
+        let cure = "name a PEM file with one that is not encrypted";
+        unusable(file, format!("no private key in it ({why}); {cure}"))
+    })
 }
 
 /// Reads the certificates of authorities.
@@ -71,24 +77,32 @@ pub fn read_pair(chain: &Path, key: &Path) -> anyhow::Result<CertifiedKey> {
 pub fn read_authorities(file: &Path) -> anyhow::Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(file)? {
-        roots.add(certificate).with_context(|| {
-            format!("{} can't be used: it holds a certificate that is none of an authority", file.display())
+        roots.add(certificate).map_err(|error| {
+            let cure = "name a PEM file with certificates of authorities alone";
+            unusable(file, format!("it holds a certificate that is none of an authority ({error}); {cure}"))
         })?;
     }
     Ok(roots)
 }
 
-fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
-    let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(file)
-        .and_then(Iterator::collect)
-        .map_err(|error| anyhow!("{}; name a readable PEM file", private::pem_problem(&error)))
-        .with_context(|| format!("{} can't be used", file.display()))?;
-    ensure!(
-        !certificates.is_empty(),
-        "{} holds no certificate; name a PEM file with the certificate and its chain",
-        file.display()
-    );
+/// Reads certificates, of which there is at least one.
+///
+/// # Errors
+/// The file can't be used; the error names it and the cure.
+pub fn read_certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let pem = private::read_public(file).map_err(|error| unusable(file, error))?;
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let certificates = certificates.map_err(|error| {
+        unusable(file, format!("{}; name a PEM file with certificates", private::pem_problem(&error)))
+    })?;
+    if certificates.is_empty() {
+        return Err(unusable(file, "no certificate in it; name a PEM file with one"));
+    }
     Ok(certificates)
+}
+
+fn unusable(file: &Path, why: impl Display) -> anyhow::Error {
+    anyhow!("{} can't be used: {why}", file.display())
 }
 
 /// Returns the end of a certificate's validity, in seconds since 1970.

@@ -11,17 +11,14 @@ use rustls::{
 use super::{RECORD_MAX, RECORD_OVERHEAD_MAX, TlsState, append, is_whole_record, process};
 use crate::net::transfer;
 
-/// Space for what a record adds to its content in the versions and ciphers offered. For a record that adds more, the
-/// library reports the size that it needs.
-const RECORD_OVERHEAD: usize = 64;
-
 /// Bytes of input that one read returns at most.
 const READ_BYTES: usize = 16 * 1024;
 
-/// Buffers that all TLS connections of one thread share; they are empty between calls.
+/// Buffers that all TLS connections of one thread share; what they have between calls has no meaning.
 pub struct SharedBuffers {
     input: Vec<u8>,
     content: Vec<u8>,
+    /// Space for records; it grows if a record needs more.
     output: Vec<u8>,
 }
 
@@ -30,7 +27,7 @@ impl Default for SharedBuffers {
         Self {
             input: vec![0; RECORD_MAX + RECORD_OVERHEAD_MAX + READ_BYTES],
             content: Vec::with_capacity(RECORD_MAX),
-            output: Vec::with_capacity(RECORD_MAX + RECORD_OVERHEAD_MAX),
+            output: vec![0; RECORD_MAX + RECORD_OVERHEAD_MAX],
         }
     }
 }
@@ -206,36 +203,51 @@ impl TlsSession {
         buffers: &mut SharedBuffers,
     ) -> io::Result<usize> {
         self.flush(stream)?;
+        let SharedBuffers { content, output, .. } = buffers;
+        // A push, which needs no copy.
+        if let [one] = slices
+            && (1..=RECORD_MAX).contains(&one.len())
+        {
+            self.write_record(stream, one, output)?;
+            return Ok(one.len());
+        }
         let mut taken = 0;
-        let mut slices = slices.iter().map(|slice| &slice[..]).filter(|slice| !slice.is_empty()).peekable();
+        let mut slices = slices.iter().map(|slice| &slice[..]).filter(|slice| !slice.is_empty());
         let mut rest: &[u8] = &[];
         loop {
-            buffers.content.clear();
-            while buffers.content.len() < RECORD_MAX {
+            content.clear();
+            while content.len() < RECORD_MAX {
                 if rest.is_empty() {
                     let Some(next) = slices.next() else { break };
                     rest = next;
                 }
-                let (now, later) = rest.split_at(rest.len().min(RECORD_MAX - buffers.content.len()));
-                buffers.content.extend_from_slice(now);
+                let (now, later) = rest.split_at(rest.len().min(RECORD_MAX - content.len()));
+                content.extend_from_slice(now);
                 rest = later;
             }
-            if buffers.content.is_empty() {
+            if content.is_empty() {
                 return Ok(taken);
             }
-            buffers.output.clear();
-            self.encrypt(&buffers.content, &mut buffers.output)?;
-            taken += buffers.content.len();
-            let written = match transfer::write(stream, &buffers.output) {
-                Ok(written) => written,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
-                Err(error) => return Err(error),
-            };
-            if written < buffers.output.len() {
-                self.unsent = buffers.output[written..].to_vec();
+            let is_sent = self.write_record(stream, content, output)?;
+            taken += content.len();
+            if !is_sent {
                 return Ok(taken);
             }
         }
+    }
+
+    /// Writes one record, and keeps what the socket does not take. Returns whether it took all.
+    fn write_record(&mut self, stream: &TcpStream, content: &[u8], output: &mut Vec<u8>) -> io::Result<bool> {
+        let length = self.encrypt(content, output)?;
+        let written = match transfer::write(stream, &output[..length]) {
+            Ok(written) => written,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => 0,
+            Err(error) => return Err(error),
+        };
+        if written < length {
+            self.unsent = output[written..length].to_vec();
+        }
+        Ok(written == length)
     }
 
     /// Writes the records that wait.
@@ -272,31 +284,33 @@ impl TlsSession {
         self.flush(stream)
     }
 
-    /// Appends one record with this content to `output`, behind what the connection has to send before it.
-    fn encrypt(&mut self, content: &[u8], output: &mut Vec<u8>) -> io::Result<()> {
+    /// Puts one record with this content into `output`, behind what the connection has to send before it, and returns their
+    /// length. The space is not zeroed for each record, which would cost as much as a copy of the content.
+    fn encrypt(&mut self, content: &[u8], output: &mut Vec<u8>) -> io::Result<usize> {
         let broken = |error: String| io::Error::new(ErrorKind::BrokenPipe, error);
+        let mut filled = 0;
         loop {
             match self.connection.process_tls_records(&mut []).state {
-                Ok(ConnectionState::WriteTraffic(mut traffic)) => {
-                    let start = output.len();
-                    // All space is zeroed for each record, so it is kept as short as records allow.
-                    let mut space = content.len() + RECORD_OVERHEAD;
-                    loop {
-                        output.resize(start + space, 0);
-                        match traffic.encrypt(content, &mut output[start..]) {
-                            Ok(written) => {
-                                output.truncate(start + written);
-                                return Ok(());
-                            }
-                            Err(EncryptError::InsufficientSize(error)) if error.required_size > space => {
-                                space = error.required_size;
-                            }
-                            Err(error) => return Err(broken(error.to_string())),
+                Ok(ConnectionState::WriteTraffic(mut traffic)) => loop {
+                    match traffic.encrypt(content, &mut output[filled..]) {
+                        Ok(written) => return Ok(filled + written),
+                        Err(EncryptError::InsufficientSize(error))
+                            if filled + error.required_size > output.len() =>
+                        {
+                            output.resize(filled + error.required_size, 0);
                         }
+                        Err(error) => return Err(broken(error.to_string())),
                     }
-                }
+                },
                 Ok(ConnectionState::EncodeTlsData(mut data)) => {
-                    append(output, |free| data.encode(free)).map_err(|error| broken(error.to_string()))?;
+                    // Rare: what the protocol itself has to send.
+                    let mut before = Vec::new();
+                    append(&mut before, |free| data.encode(free))
+                        .map_err(|error| broken(error.to_string()))?;
+                    let end = filled + before.len();
+                    output.resize(output.len().max(end), 0);
+                    output[filled..end].copy_from_slice(&before);
+                    filled = end;
                 }
                 Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
                 Ok(ConnectionState::PeerClosed) => self.has_ended = true,

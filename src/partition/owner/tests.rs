@@ -85,7 +85,12 @@ fn message() -> Body {
 
 fn record(received_at: u64, body: Body) -> Record {
     // Another run of the node appended it, so no connection waits for a reply.
-    let origin = Origin { node: NodeId::new("n1").unwrap(), boot: 0, conn: 1, request: 1 };
+    record_of_run(0, received_at, body)
+}
+
+/// Returns a record that the given run of the node appended.
+fn record_of_run(boot: u64, received_at: u64, body: Body) -> Record {
+    let origin = Origin { node: NodeId::new("n1").unwrap(), boot, conn: 1, request: 1 };
     Record { origin, received_at, body, trace: None }
 }
 
@@ -280,10 +285,11 @@ async fn x1_quiet_owner_gives_memory_back_on_its_timer() {
 }
 
 /// Runs an owner without peers, and returns the version of its rules after a few seconds and after the settle time.
-async fn versions_of_a_single_node(records: Vec<Body>) -> [u32; 2] {
-    let mut world = World::start().await;
+async fn versions_of_a_single_node(records: Vec<Record>) -> [u32; 2] {
+    let world = World::start().await;
     if !records.is_empty() {
-        world.publish(records).await;
+        let records = records.iter().map(Record::encode).collect();
+        world.cluster.ports.bus.append(0, records).await.unwrap();
     }
     let World { owner, mut out, cluster, mailbox: _mailbox, _ownership, .. } = world;
     let rules = rules::Settings { has_peers: false, ..owner.settings.rules };
@@ -310,11 +316,14 @@ async fn versions_of_a_single_node(records: Vec<Body>) -> [u32; 2] {
 async fn single_node_switches_a_new_log_at_once_and_an_existing_one_after_a_minute() {
     let newest = tidegate_protocol::machine::ledger::LEDGER_NEWEST;
     assert_eq!(Box::pin(versions_of_a_single_node(Vec::new())).await, [newest; 2]);
-    let records = vec![change(MemberAction::Create, &[0])];
-    let existing = Box::pin(versions_of_a_single_node(records)).await;
+    let former_run = record(1, change(MemberAction::Create, &[0]));
+    let this_run = record_of_run(1, 1, change(MemberAction::Create, &[1]));
+    let existing = Box::pin(versions_of_a_single_node(vec![former_run, this_run.clone()])).await;
     assert_eq!(
         existing,
         [Rules::default().ledger_version, newest],
         "the former version can be started again"
     );
+    let begun_early = Box::pin(versions_of_a_single_node(vec![this_run])).await;
+    assert_eq!(begun_early, [newest; 2], "a request that comes before the take-over delays nothing");
 }

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::{StepError, StormActor};
 use crate::{
     log_limit::log_limited,
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut},
+    store::{GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut},
     storms::StormEntry,
 };
 
@@ -33,7 +33,7 @@ impl StormActor {
         let key = GuardKey::new(GuardKind::Storm, group.as_str())?;
         let expected = self.acting.get(group).map(|acting| acting.version);
         let put = GuardPut { entry: GuardEntry::new(key, entry.encode(), Some(until_ms))?, expected };
-        let change = self.cluster.put_guard(&GuardBatch::new(vec![put])?).await?;
+        let change = self.cluster.put_guard(&put.into()).await?;
         match change.outcome {
             GuardOutcome::Stored(version) => self.note_version(group, version),
             GuardOutcome::Conflict(_, version) => {

@@ -70,8 +70,8 @@ impl<I: Io> Shard<I> {
     fn close_named(&mut self, subject: &BanSubject) {
         let slots = match subject {
             BanSubject::Network(_) => Vec::new(),
-            BanSubject::User(user) => self.slots_of(user, |_| true),
-            BanSubject::Device(user, device) => self.slots_of(user, |login| login.route.device == *device),
+            BanSubject::User(user) => self.slots_of_device(user, None),
+            BanSubject::Device(user, device) => self.slots_of_device(user, Some(device)),
         };
         for slot in slots {
             self.close_if_banned(slot);

@@ -31,6 +31,7 @@ impl<I: Io> Shard<I> {
                 drop(reply.send(queries.iter().map(|query| self.acks_of(query)).collect()))
             }
             ConnectionOrder::Close(order, reply) => drop(reply.send(self.close_selected(&order))),
+            ConnectionOrder::RemoveFromRoom(it, reply) => drop(reply.send(self.remove_from_room(&it))),
             ConnectionOrder::Revoke(revocation, reply) => drop(reply.send(self.close_revoked(&revocation))),
             ConnectionOrder::UsersOf(network, from, reply) => drop(reply.send(self.users_of(&network, from))),
         }
@@ -85,6 +86,10 @@ impl<I: Io> Shard<I> {
             expires_ms: login.term.expires_ms,
             class: class_of(self.conns.hot[slot as usize].flags),
             held: conn.session.held() as u64,
+            blocked_ms: conn
+                .session
+                .blocked_since()
+                .map_or(0, |since| self.now.since(since).as_millis() as u64),
         })
     }
 
@@ -92,8 +97,7 @@ impl<I: Io> Shard<I> {
     fn selected(&self, selected: &Selected) -> Vec<u32> {
         match selected {
             Selected::All => Vec::new(),
-            Selected::User(user, device) => self
-                .slots_of(user, |login| device.as_ref().is_none_or(|device| login.route.device == *device)),
+            Selected::User(user, device) => self.slots_of_device(user, device.as_ref()),
             Selected::Key(key) => {
                 let key = ConnKey::unpack(*key);
                 let is_here = usize::from(key.shard) == self.context.index;

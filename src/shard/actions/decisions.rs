@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, RoomId},
@@ -66,6 +67,8 @@ impl<I: Io> Shard<I> {
             .then(|| look_up_block(&self.context, user.clone(), conversation.clone()));
         let ruling = before.zip(conn.login.as_deref().map(|login| question(login, &submit)));
         let store = Arc::clone(&self.context.cluster.ports.store);
+        // A message that was answered may not be archived yet.
+        let may_lag = self.context.cluster.owned.unarchived().is_allowed();
         let decision = async move {
             if let Some(lookup) = lookup {
                 match lookup.await {
@@ -74,24 +77,33 @@ impl<I: Io> Shard<I> {
                     Err(code) => return Decision::Unavailable(code),
                 }
             }
-            // If the store is unavailable, the stricter question is asked.
-            let has_messages =
-                async || store.summary(&conversation, None).await.is_ok_and(|summary| summary.is_some());
+            // One read for both hooks. If the store is unavailable, the stricter question is asked.
+            let has_messages = async {
+                store
+                    .summary(&conversation, None)
+                    .await
+                    .ok()
+                    .map(|it| it.is_some())
+                    .filter(|it| *it || !may_lag)
+            };
+            let has_messages = has_messages.shared();
             if let Some(hook) = hook.filter(|_| !is_allowed) {
-                match hook.decide_write(&user, &conversation, has_messages()).await {
+                match hook.decide_write(&user, &conversation, has_messages.clone()).await {
                     HookVerdict::Allowed => {}
                     refused => return refused.into(),
                 }
             }
             let Some((before, question)) = ruling else { return Decision::Allowed };
-            Decision::Ruled(before.decide(question, has_messages()).await)
+            Decision::Ruled(before.decide(question, has_messages).await)
         };
         self.hold(conn, DecidedRequest::Send(submit).into(), pauses, decision);
     }
 
-    /// Joins a room, refuses the join, or holds it until the hook has answered.
+    /// Joins a room, refuses the join, or holds it until the hook has answered. The hook is not asked about a closed room.
     pub(in crate::shard) fn decide_join(&mut self, conn: &mut Conn, id: u64, room: RoomId) {
         let (hook, login) = (self.context.hooks.allow(), conn.login.as_ref());
+        let closed_rooms = &self.context.cluster.closed_rooms;
+        let hook = hook.filter(|_| !closed_rooms.contains(&ConversationId::room(&room)));
         let (Some(hook), Some(login)) = (hook, login) else { return self.join_allowed(conn, id, &room) };
         let user = login.route.user.clone();
         let decided = hook.may_join(&user, &room).map(Decision::from);

@@ -22,12 +22,9 @@ use super::{
 };
 use crate::{
     clock::wall_ms,
-    cluster::{BlockVerdict, Cluster},
+    cluster::Cluster,
     config::AllowAction,
-    conversation::{
-        consistent::{beyond_head_after_barrier, beyond_head_before_barrier},
-        read_position::BeyondHead,
-    },
+    conversation::consistent::ConsistentReads,
     hooks::HookVerdict,
     ingest::intake,
     mail::{QueryResult, Refusal},
@@ -59,7 +56,9 @@ impl<I: Io> Shard<I> {
             }
             check_suspension(&cluster, &user, &edit)?;
             check_node(&cluster, &edit)?;
-            let is_blocked = is_blocked(&cluster, &user, &edit).await?;
+            let until = Instant::now() + BLOCK_LOOKUP_MAX;
+            let is_blocked = cluster.is_blocked(&user, &edit.conversation, until).await;
+            let is_blocked = is_blocked.map_err(|_| (Code::StoreUnavailable, ""))?;
             // The application is not asked about a sender whom the recipient blocks.
             if let Some(hook) = hook.filter(|_| !is_blocked) {
                 match hook.decide_edit(&user, &edit.conversation).await {
@@ -80,16 +79,11 @@ impl<I: Io> Shard<I> {
                 }
                 None => None,
             };
-            let (store, first) = (&*cluster.ports.store, beyond_head_before_barrier(&cluster));
-            let turn = reads.turn(&user).await?;
-            let mut denied = recaller.edit_denial(store, &user, &edit, first, wall_ms()).await;
-            drop(turn);
-            if first == BeyondHead::Unknown && matches!(denied, Err((Code::NotYet, _))) {
-                let above = beyond_head_after_barrier(&cluster, &edit.conversation).await;
-                let _turn = reads.turn(&user).await?;
-                denied = recaller.edit_denial(store, &user, &edit, above, wall_ms()).await;
-            }
-            edit.denied = match denied? {
+            let reads = ConsistentReads::new(&cluster, &reads, &user);
+            let store = &*cluster.ports.store;
+            let check = |above| recaller.edit_denial(store, &user, &edit, above, wall_ms());
+            let denied = reads.checked(&edit.conversation, check).await?;
+            edit.denied = match denied {
                 None if is_blocked => Some(Code::Forbidden),
                 None => ruling.as_ref().map(|ruling| ruling.code),
                 denied => denied,
@@ -97,7 +91,7 @@ impl<I: Io> Shard<I> {
             appends.store(true, Ordering::Relaxed);
             Ok(match recaller.edit(edit, wall_ms()).await {
                 Ok(ack) => QueryResult::Accepted(Box::new(ack)),
-                Err((code, words)) => match ruling.filter(|ruling| ruling.code == code) {
+                Err((code, words)) => match ruling.filter(|ruling| ruling.is(code)) {
                     Some(EditDenial { reason, .. }) => QueryResult::Ruled(code, reason),
                     None => QueryResult::Refused(code, words),
                 },
@@ -128,15 +122,4 @@ fn check_node(cluster: &Cluster, edit: &Edit) -> Result<(), Refusal> {
         None if !cluster.peers.all_follow(MODES_RULES) => Err((Code::NotYet, "not all nodes know edits yet")),
         None => Ok(()),
     }
-}
-
-/// Returns whether the other user of a direct conversation blocks the user.
-async fn is_blocked(cluster: &Cluster, user: &UserId, edit: &Edit) -> Result<bool, Refusal> {
-    let mut verdict = cluster.block_verdict(user, &edit.conversation);
-    if verdict == BlockVerdict::Unknown {
-        let until = Instant::now() + BLOCK_LOOKUP_MAX;
-        let found = cluster.look_up_block(user, &edit.conversation, until).await;
-        verdict = found.map_err(|_| (Code::StoreUnavailable, ""))?;
-    }
-    Ok(verdict != BlockVerdict::Allowed)
 }

@@ -101,6 +101,8 @@ impl<'a> CountedRequest<'a> {
     pub(in crate::shard) fn of_query(query: &'a Query) -> Self {
         match query {
             Query::Pull(pull) => Self::new(LimitCall::Pull, Some(&pull.conversation)),
+            // Who of a conversation is online is a part of it that only members read.
+            Query::Watch { conversation, .. } => Self::new(LimitCall::Pull, Some(conversation)),
             Query::Sync(_) | Query::Positions(_) => Self::new(LimitCall::Sync, None),
             Query::Recall { conversation, .. } => Self::new(LimitCall::Recall, Some(conversation)),
             // An edit goes to the log and to all members, as a message does.

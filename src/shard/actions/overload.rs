@@ -89,7 +89,7 @@ impl<I: Io> Shard<I> {
 
     /// Admits a query, or refuses it for a time. Only reads are refused: changes by users are few and awaited.
     pub(in crate::shard) fn enter_query(&mut self, conn: &mut Conn, id: u64, query: &Query) -> Option<bool> {
-        if !matches!(query, Query::Pull(_) | Query::Sync(_)) {
+        if !matches!(query, Query::Pull(_) | Query::Sync(_) | Query::Watch { stop: false, .. }) {
             return Some(false);
         }
         let Err(wait) = self.gates.enter_read() else { return Some(true) };

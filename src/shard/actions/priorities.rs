@@ -3,8 +3,8 @@
 use tidegate_protocol::id::UserId;
 
 use crate::{
+    entry_board::ChangedKeys,
     net::io::Io,
-    priorities::ChangedPriorities,
     shard::{
         Shard,
         conn::{Conn, set_class},
@@ -38,8 +38,8 @@ impl<I: Io> Shard<I> {
                 self.context.cluster.priorities.changed_since(self.priority_scan.version);
             self.priority_scan.version = version;
             match changed {
-                ChangedPriorities::Users(users) => users.iter().for_each(|user| self.prioritize_user(user)),
-                ChangedPriorities::Many => self.priority_scan.next = self.conns.hot.len(),
+                ChangedKeys::Named(users) => users.iter().for_each(|user| self.prioritize_user(user)),
+                ChangedKeys::Many => self.priority_scan.next = self.conns.hot.len(),
             }
         }
         for _ in 0..self.priority_scan.next.min(SLOTS_PER_TURN) {

@@ -1,7 +1,9 @@
-//! Live rooms of the shard and their members, as the admin API lists them.
+//! Live rooms of the shard and their members, as the admin API lists them, and removes members.
+
+use tidegate_protocol::id::{ConversationId, RoomId};
 
 use crate::{
-    link::{RoomMember, RoomsPage, RoomsQuery},
+    link::{RoomMember, RoomRemoval, RoomsPage, RoomsQuery},
     net::io::Io,
     shard::{Shard, conn::Conn},
 };
@@ -24,6 +26,35 @@ impl<I: Io> Shard<I> {
                 RoomsPage::Members(members)
             }
         })
+    }
+
+    /// Removes connections of a user from a room, and reports it to their clients; returns how many were in it, or had a join
+    /// without an answer, which is refused. What waits of the room for a client is dropped.
+    pub(in crate::shard) fn remove_from_room(&mut self, removal: &RoomRemoval) -> u64 {
+        let slots = self.slots_of_device(&removal.user, removal.device.as_ref());
+        slots
+            .into_iter()
+            .map(|slot| u64::from(self.remove_slot_from_room(slot, &removal.room, &removal.reason)))
+            .sum()
+    }
+
+    /// Removes a connection from a room, and reports it to its client; returns false if it was neither in it nor joining it.
+    pub(super) fn remove_slot_from_room(&mut self, slot: u32, room: &RoomId, reason: &str) -> bool {
+        let mut is_removed = false;
+        self.with_conn(slot, |shard, conn| {
+            let out = &mut shard.buffers.actions;
+            if !conn.session.remove_from_room(room, reason, out) {
+                return;
+            }
+            is_removed = true;
+            if let Some(outbox) = &mut conn.outbox {
+                outbox.drop_room(&ConversationId::room(room));
+            }
+            shard.act(conn);
+            shard.resume(conn);
+            shard.flush(conn);
+        });
+        is_removed
     }
 }
 

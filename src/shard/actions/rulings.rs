@@ -45,18 +45,16 @@ impl<I: Io> Shard<I> {
         self.submit_allowed(conn, submit, true);
     }
 
-    /// Appends a send as a denied one, so that a retry gets the same refusal. A room has no log, and owners of a version that
-    /// knows no denials would skip the record: then it is refused here.
+    /// Appends a send as a denied one, so that a retry gets the same refusal. A room, which has no log, refuses it once it is
+    /// counted; owners of a version that knows no denials would skip the record: then it is refused here.
     fn deny_send(&mut self, conn: &mut Conn, mut submit: Submit, denial: &AppDenial) {
         let is_room = matches!(submit.conversation.kind(), ConversationKind::Room(_));
-        let recorded = recorded_code(&self.context.cluster.peers, denial.code).filter(|_| !is_room);
-        let Some(code) = recorded else {
-            let code = if is_room { Code::Application(denial.code) } else { Code::Forbidden };
-            let (limits, out) = (&conn.settings.limits, &mut self.buffers.actions);
-            let refusal = SubmitRefusal { message: &denial.reason.message, ..code.into() };
-            let before = out.len();
-            conn.session.submit_refused(submit.ticket, refusal, limits, self.now, out);
-            return mark_reason(&mut out[before..], &denial.reason);
+        let code = match is_room {
+            true => Some(Code::Application(denial.code)),
+            false => recorded_code(&self.context.cluster.peers, denial.code),
+        };
+        let Some(code) = code else {
+            return self.refuse_submit(conn, submit.ticket, Code::Forbidden, Some(&denial.reason));
         };
         submit.ruling = Ruling { denied: Some(code), ..submit.ruling };
         let Conn { login, session, .. } = conn;
@@ -68,6 +66,28 @@ impl<I: Io> Shard<I> {
         }
         self.submit_allowed(conn, submit, true);
     }
+
+    /// Refuses a denied send to a room.
+    pub(in crate::shard) fn refuse_denied(&mut self, conn: &mut Conn, ticket: u64, code: Code) {
+        let reason = take_denial(conn, ticket).map(|it| it.reason);
+        self.refuse_submit(conn, ticket, code, reason.as_deref());
+    }
+
+    fn refuse_submit(&mut self, conn: &mut Conn, ticket: u64, code: Code, reason: Option<&AppReason>) {
+        let message = reason.map_or("", |reason| &*reason.message);
+        let (limits, out) = (&conn.settings.limits, &mut self.buffers.actions);
+        let (refusal, before) = (SubmitRefusal { message, ..code.into() }, out.len());
+        conn.session.submit_refused(ticket, refusal, limits, self.now, out);
+        if let Some(reason) = reason {
+            mark_reason(&mut out[before..], reason);
+        }
+    }
+}
+
+/// Returns whether an answer with this code is that of a denial: the ledger refuses with FORBIDDEN for reasons of its own,
+/// which must not get the text of the application.
+const fn is_denial(code: Code) -> bool {
+    matches!(code, Code::Application(_))
 }
 
 /// Returns the code that a denial is appended with: the application's own, if all nodes can read it; `None` if some can't read
@@ -79,6 +99,13 @@ fn recorded_code(peers: &Peers, code: AppCode) -> Option<Code> {
     peers.all_follow(MODES_RULES).then_some(Code::Forbidden)
 }
 
+/// Removes the denial of a send from those of the connection, and returns it.
+fn take_denial(conn: &mut Conn, ticket: u64) -> Option<RecordedDenial> {
+    let denials = &mut conn.login.as_deref_mut()?.denials;
+    let at = denials.iter().position(|it| it.ticket == ticket)?;
+    Some(denials.swap_remove(at))
+}
+
 /// Adds the text of the application to the answer about a denied send, and returns the reason to mark it with. An older answer
 /// to the same message has no text.
 pub(super) fn with_reason(
@@ -86,12 +113,11 @@ pub(super) fn with_reason(
     ticket: u64,
     answer: SubmitAnswer,
 ) -> (SubmitAnswer, Option<Arc<AppReason>>) {
-    let denials = conn.login.as_deref_mut().map(|login| &mut login.denials);
-    let Some(denials) = denials.filter(|denials| !denials.is_empty()) else { return (answer, None) };
-    let Some(at) = denials.iter().position(|it| it.ticket == ticket) else { return (answer, None) };
-    let RecordedDenial { code: recorded, reason, .. } = denials.swap_remove(at);
+    let Some(RecordedDenial { code: recorded, reason, .. }) = take_denial(conn, ticket) else {
+        return (answer, None);
+    };
     match answer {
-        SubmitAnswer::Refused { code, .. } if code == recorded => {
+        SubmitAnswer::Refused { code, .. } if code == recorded && is_denial(code) => {
             let message = reason.message.to_string().into();
             (SubmitAnswer::Refused { code, message }, Some(reason))
         }
@@ -105,6 +131,13 @@ pub(super) struct EditDenial {
     pub(super) code: Code,
     /// Code and text of the application.
     pub(super) reason: Arc<AppReason>,
+}
+
+impl EditDenial {
+    /// Returns whether an answer with this code is that of the denial.
+    pub(super) fn is(&self, code: Code) -> bool {
+        self.code == code && is_denial(code)
+    }
 }
 
 /// Asks the hook about an edit, and replaces its content if the hook does. Returns the denial, if it denies the edit.
@@ -127,7 +160,7 @@ pub(super) async fn rule_edit(
         flags: 0,
         of: Some(edit.seq),
     };
-    match hook.decide(question, future::ready(true)).await {
+    match hook.decide(question, future::ready(Some(true))).await {
         // The record of an edit has no flags.
         BeforeVerdict::Allowed | BeforeVerdict::Unchecked => Ok(None),
         BeforeVerdict::Replaced(content) => {

@@ -19,8 +19,14 @@ impl Group {
 impl Hub {
     /// Returns all members of a conversation on this shard.
     pub(in crate::shard) fn members_of(&self, conversation: &ConversationId) -> Vec<u32> {
+        self.some_members_of(conversation, usize::MAX)
+    }
+
+    /// Returns some members of a conversation on this shard, at most `limit`; none only if it has none.
+    pub(in crate::shard) fn some_members_of(&self, conversation: &ConversationId, limit: usize) -> Vec<u32> {
         let group = self.ids.get(conversation).map(|group| &self.groups[*group as usize]);
-        group.into_iter().flat_map(|group| &group.members).copied().filter(|slot| *slot != VACANT).collect()
+        let slots = group.into_iter().flat_map(|group| &group.members).copied();
+        slots.filter(|slot| *slot != VACANT).take(limit).collect()
     }
 
     pub(super) fn open(&mut self, conversation: &ConversationId) -> u32 {

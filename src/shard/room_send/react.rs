@@ -38,7 +38,14 @@ impl<I: Io> Shard<I> {
         if !self.admit_signal(conn, id, LimitCall::React, &room, counted) {
             return;
         }
-        let outcome = self.count_reaction(conn, &room, kind);
+        let closed = self.context.cluster.closed_rooms.get(&room);
+        let outcome = match &closed {
+            Some(closed) => {
+                self.context.metrics.room_closed_refusals.increment(1);
+                Err((Code::RoomClosed, &*closed.record.reason))
+            }
+            None => self.count_reaction(conn, &room, kind),
+        };
         match outcome {
             Ok(()) => self.context.metrics.room_reactions.increment(1),
             Err((Code::NotAMember, _)) => {}

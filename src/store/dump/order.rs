@@ -216,8 +216,12 @@ impl DumpValidator {
         if self.mark.as_ref().is_some_and(|last| *last >= name) {
             fault(format!("the mark of {} in {} is out of order", it.user, it.conversation));
         }
-        let UserState { mark, cleared, hidden } = it.state();
-        if [mark, cleared].iter().any(|it| it.own > it.messages || it.messages > it.seq) {
+        let UserState { mark, cleared, hidden, push, bound } = it.state();
+        if push.is_none() && !it.push.is_empty() {
+            fault(format!("the push preference of {} in {} is unknown", it.user, it.conversation));
+        }
+        let marks = [mark, cleared, bound.unwrap_or_default()];
+        if marks.iter().any(|it| it.own > it.messages || it.messages > it.seq) {
             fault(format!("the mark of {} in {} has impossible counts", it.user, it.conversation));
         }
         let is_cleared = hidden.first().is_some_and(|it| it.seq <= cleared.seq);

@@ -7,14 +7,15 @@ use tidegate_protocol::{
     Code,
     id::{DeviceId, GroupId, MsgId},
     machine::ledger::{Key, Loaded, Need},
-    record::{Message, Role, SenderOrder},
+    record::{Message, Role, Rules, SenderOrder},
+    settings::Push,
 };
 
 use super::*;
 use crate::{
     bus::TopicId,
     store::{
-        Direction, GuardStore as _, Hidden, Mark, MemoryStore, PageQuery,
+        Direction, GuardStore as _, Hidden, Mark, MemoryStore, PageQuery, UserState,
         dump::{ConversationLine, GuardLine, MemberLine, UserSettingsLine},
     },
 };
@@ -133,9 +134,11 @@ async fn entries_keep_seqs_and_reach_their_partition() {
         mark: Mark { seq: 5, messages: 5, own: 0 },
         cleared: Mark { seq: 3, messages: 3, own: 0 },
         hidden: vec![Hidden { seq: 4, counts: true }],
+        push: Some(Push::Mentions),
+        bound: Some(Mark { seq: 5, messages: 5, own: 1 }),
     };
     take(&mut filling, [Entry::Mark(MarkLine::new(user("bob"), large.clone(), &state))]).await;
-    let settings = UserSettings { heartbeat_ms: 9_000, ..UserSettings::default() };
+    let settings = UserSettings { heartbeat_ms: 9_000, push: Some(Push::None), ..UserSettings::default() };
     take(&mut filling, [Entry::Settings(UserSettingsLine::new(user("bob"), &settings))]).await;
     let ban = |n: u32| GuardLine { kind: 2, name: format!("{n:03}"), value: vec![1], until_ms: None };
     take(&mut filling, (0..300).map(|n| Entry::Guard(ban(n)))).await;

@@ -10,7 +10,7 @@ use tidegate_protocol::{
     id::{ConversationId, NodeId, UserId},
     machine::ledger::{Device, Head, Key, Member, Row, RowHead, Stay},
     record::{Body, Hash16, Origin, Position, Record, Role, Rules},
-    settings::{Retention, Search, Unread, UserSettings},
+    settings::{Push, Retention, Search, Unread, UserSettings, Visibility},
 };
 use tokio_postgres::{Row as Columns, types::FromSql};
 use uuid::Uuid;
@@ -149,18 +149,26 @@ impl<'a> Reader<'a> {
         Ok(MemberView { member, stays, level: self.user_state()? })
     }
 
-    /// Reads `seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden`, all NULL if there is no row.
+    /// Reads `seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden, push, bound_seq, bound_messages,
+    /// bound_own`, all NULL if there is no row.
     pub(super) fn user_state(&mut self) -> Result<UserState, PostgresError> {
-        let mut numbers = [0; 6];
+        Ok(UserState {
+            mark: self.mark()?,
+            cleared: self.mark()?,
+            hidden: hidden(self.get::<Option<&[u8]>>()?.unwrap_or_default())?,
+            push: self.option(Push::from_word)?,
+            bound: Some(self.mark()?).filter(|it| it.seq > 0),
+        })
+    }
+
+    /// Reads the seq, messages and own messages of a mark, all NULL if there is no row.
+    fn mark(&mut self) -> Result<Mark, PostgresError> {
+        let mut numbers = [0; 3];
         for number in &mut numbers {
             *number = self.get::<Option<i64>>()?.unwrap_or_default().cast_unsigned();
         }
-        let [seq, messages, own, cleared_seq, cleared_messages, cleared_own] = numbers;
-        Ok(UserState {
-            mark: Mark { seq, messages, own },
-            cleared: Mark { seq: cleared_seq, messages: cleared_messages, own: cleared_own },
-            hidden: hidden(self.get::<Option<&[u8]>>()?.unwrap_or_default())?,
-        })
+        let [seq, messages, own] = numbers;
+        Ok(Mark { seq, messages, own })
     }
 
     /// Reads `epoch, next_n`.
@@ -218,7 +226,7 @@ impl<'a> Reader<'a> {
         Ok(Record::decode(record).map_err(|_| damaged())?.received_at)
     }
 
-    /// Reads `ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search`.
+    /// Reads `ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence`.
     pub(super) fn user_settings(&mut self) -> Result<UserSettings, PostgresError> {
         Ok(UserSettings {
             ack_timeout_ms: self.int()?,
@@ -227,6 +235,8 @@ impl<'a> Reader<'a> {
             unread: self.option(Unread::from_word)?,
             retention: self.option(Retention::from_word)?,
             search: self.option(Search::from_word)?,
+            push: self.option(Push::from_word)?,
+            presence: self.option(Visibility::from_word)?,
         })
     }
 

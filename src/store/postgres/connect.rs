@@ -28,7 +28,7 @@ const ENSURE_DURABLE: &str = "SELECT set_config('synchronous_commit', 'on', fals
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresOpenError {
     /// A file named in the configuration can't be used.
-    #[error("postgres.{key} {path} can't be used: {error}")]
+    #[error("postgres.{key}: {path} can't be used: {error}")]
     File {
         /// Configuration key that names the file.
         key: &'static str,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    settings::{Retention, Search, Unread, UserSettings},
+    settings::{Push, Retention, Search, Unread, UserSettings, Visibility},
 };
 
 use super::{
@@ -26,32 +26,36 @@ INSERT INTO marks (user_id, conversation) SELECT * FROM unnest($1::text[], $2::t
 const LOCK_MARKS: &str = "
 SELECT n.place, k.* FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS n(user_id, conversation, place)
 CROSS JOIN LATERAL (
-    SELECT seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden
+    SELECT seq, messages, own, cleared_seq, cleared_messages, cleared_own, hidden, push, bound_seq, bound_messages, bound_own
     FROM marks k WHERE k.user_id = n.user_id AND k.conversation = n.conversation LIMIT 1 FOR UPDATE
 ) k";
 
 const PUT_MARKS: &str = "
 INSERT INTO marks SELECT * FROM unnest(
     $1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
-    $9::bytea[]
+    $9::bytea[], $10::text[], $11::bigint[], $12::bigint[], $13::bigint[]
 ) ON CONFLICT (user_id, conversation) DO UPDATE SET
     seq = EXCLUDED.seq, messages = EXCLUDED.messages, own = EXCLUDED.own, cleared_seq = EXCLUDED.cleared_seq,
-    cleared_messages = EXCLUDED.cleared_messages, cleared_own = EXCLUDED.cleared_own, hidden = EXCLUDED.hidden";
+    cleared_messages = EXCLUDED.cleared_messages, cleared_own = EXCLUDED.cleared_own, hidden = EXCLUDED.hidden,
+    push = EXCLUDED.push, bound_seq = EXCLUDED.bound_seq, bound_messages = EXCLUDED.bound_messages,
+    bound_own = EXCLUDED.bound_own";
 
 const SELECT_SETTINGS: &str = "
 SELECT n.place, w.* FROM unnest($1::text[]) WITH ORDINALITY AS n(user_id, place)
 CROSS JOIN LATERAL (
-    SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search
+    SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence
     FROM wishes w WHERE w.user_id = n.user_id LIMIT 1
 ) w";
 
 const INSERT_SETTINGS: &str = "INSERT INTO wishes (user_id) VALUES ($1) ON CONFLICT DO NOTHING";
 
 const LOCK_SETTINGS: &str = "
-SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search FROM wishes WHERE user_id = $1 FOR UPDATE";
+SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence
+FROM wishes WHERE user_id = $1 FOR UPDATE";
 
 const PUT_SETTINGS: &str = "
-UPDATE wishes SET ack_timeout_ms = $2, ack_tries = $3, heartbeat_ms = $4, unread = $5, retention = $6, search = $7
+UPDATE wishes SET ack_timeout_ms = $2, ack_tries = $3, heartbeat_ms = $4, unread = $5, retention = $6, search = $7,
+    push = $8, presence = $9
 WHERE user_id = $1";
 
 const DELETE_MARKS: &str = "DELETE FROM marks WHERE user_id = $1 AND conversation = ANY($2::text[])";
@@ -66,20 +70,24 @@ pub(super) type Change = (UserId, ConversationId, Personal);
 struct MarkColumns<'a> {
     user: Vec<&'a str>,
     conversation: Vec<&'a str>,
-    numbers: [Vec<i64>; 6],
+    /// Those of the read mark, the cleared mark and the bound.
+    numbers: [Vec<i64>; 9],
     hidden: Vec<Vec<u8>>,
+    push: Vec<Option<&'static str>>,
 }
 
 impl<'a> MarkColumns<'a> {
     fn push(&mut self, user: &'a str, conversation: &'a str, state: &UserState) {
-        let UserState { mark, cleared, hidden } = state;
+        let UserState { mark, cleared, hidden, push, bound } = state;
         self.user.push(user);
         self.conversation.push(conversation);
-        let numbers = [mark.seq, mark.messages, mark.own, cleared.seq, cleared.messages, cleared.own];
+        let marks = [*mark, *cleared, bound.unwrap_or_default()];
+        let numbers = marks.iter().flat_map(|it| [it.seq, it.messages, it.own]);
         for (column, number) in self.numbers.iter_mut().zip(numbers) {
             column.push(big(number));
         }
         self.hidden.push(codec::put_hidden(hidden));
+        self.push.push(push.map(Push::word));
     }
 }
 
@@ -111,8 +119,8 @@ pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Res
         }
     }
     if !marks.user.is_empty() {
-        let MarkColumns { user, conversation, numbers: [a, b, c, d, e, f], hidden } = &marks;
-        let put = call(PUT_MARKS, &[user, conversation, a, b, c, d, e, f, hidden]);
+        let MarkColumns { user, conversation, numbers: [a, b, c, d, e, f, g, h, i], hidden, push } = &marks;
+        let put = call(PUT_MARKS, &[user, conversation, a, b, c, d, e, f, hidden, push, g, h, i]);
         return session.finish(&[put]).await;
     }
     session.commit().await
@@ -147,8 +155,12 @@ pub(super) async fn merge_settings(
     let [timeout, tries, heartbeat] =
         [settings.ack_timeout_ms, settings.ack_tries, settings.heartbeat_ms].map(i64::from);
     let (unread, retention) = (settings.unread.map(Unread::word), settings.retention.map(Retention::word));
-    let search = settings.search.map(Search::word);
-    let put = call(PUT_SETTINGS, &[&id, &timeout, &tries, &heartbeat, &unread, &retention, &search]);
+    let (search, push) = (settings.search.map(Search::word), settings.push.map(Push::word));
+    let presence = settings.presence.map(Visibility::word);
+    let put = call(
+        PUT_SETTINGS,
+        &[&id, &timeout, &tries, &heartbeat, &unread, &retention, &search, &push, &presence],
+    );
     session.finish(&[put]).await?;
     Ok(settings)
 }

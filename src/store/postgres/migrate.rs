@@ -9,7 +9,7 @@ use super::{
 };
 
 /// All migrations. A released migration must never change, not even in its comments: the tables store its checksum.
-const MIGRATIONS: [(&str, &str); 8] = [
+const MIGRATIONS: [(&str, &str); 11] = [
     ("V1__store", include_str!("migrations/V1__store.sql")),
     ("V2__import", include_str!("migrations/V2__import.sql")),
     ("V3__heads_of_partition", include_str!("migrations/V3__heads_of_partition.sql")),
@@ -18,6 +18,9 @@ const MIGRATIONS: [(&str, &str); 8] = [
     ("V6__guard", include_str!("migrations/V6__guard.sql")),
     ("V7__feed", include_str!("migrations/V7__feed.sql")),
     ("V8__edits", include_str!("migrations/V8__edits.sql")),
+    ("V9__push", include_str!("migrations/V9__push.sql")),
+    ("V10__bound", include_str!("migrations/V10__bound.sql")),
+    ("V11__presence", include_str!("migrations/V11__presence.sql")),
 ];
 
 /// Advisory lock held during migrations: an arbitrary number that no other application uses.

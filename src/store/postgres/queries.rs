@@ -25,7 +25,8 @@ macro_rules! member_view {
                 SELECT * FROM stays s WHERE s.conversation = m.conversation AND s.user_id = m.user_id ORDER BY left_seq
             ) s
          ) END,
-         k.seq, k.messages, k.own, k.cleared_seq, k.cleared_messages, k.cleared_own, k.hidden"
+         k.seq, k.messages, k.own, k.cleared_seq, k.cleared_messages, k.cleared_own, k.hidden, k.push,
+         k.bound_seq, k.bound_messages, k.bound_own"
     };
 }
 

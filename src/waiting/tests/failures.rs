@@ -2,13 +2,21 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tidegate_protocol::machine::webhook::{WebhookFailure, WebhookOutcome};
+use tidegate_protocol::{
+    id::ConversationId,
+    machine::webhook::{WebhookEvent, WebhookEventKind, WebhookFailure, WebhookOutcome},
+};
 
 use super::*;
 use crate::{
     cluster::OwnedFeeds,
     fault::{Fault, Rates},
-    webhooks::delivery_world::pass_time,
+    store::{ConsumerName, FeedCursor, FeedStore as _},
+    waiting::read_each,
+    webhooks::{
+        REQUEST_BYTES_MAX,
+        delivery_world::{PARTITION, pass_time},
+    },
 };
 
 #[tokio::test(start_paused = true)]
@@ -34,9 +42,7 @@ async fn receiver_that_was_down_for_an_hour_gets_one_notice_for_each_conversatio
     world.world.script.requests.lock().clear();
     world.world.script.outcomes.lock().clear();
     pass(900).await;
-    let mut sent = world.sent();
-    sent.sort();
-    assert_eq!(sent, ["bob d:ann:bob/20 20", "dan d:ann:dan/20 20"]);
+    assert_eq!(world.sent_sorted(), ["bob d:ann:bob/20 20", "dan d:ann:dan/20 20"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -76,9 +82,10 @@ async fn former_owner_stops_and_the_next_one_goes_on() {
     world.world.believed = world.world.fence;
     world.world.own(false);
     pass(10).await;
-    let mut sent = world.sent();
-    sent.sort();
-    assert_eq!(sent, ["bob d:ann:bob/1 1", "cat d:ann:cat/1 1", "cat d:ann:cat/1 1", "dan d:ann:dan/1 1"]);
+    assert_eq!(
+        world.sent_sorted(),
+        ["bob d:ann:bob/1 1", "cat d:ann:cat/1 1", "cat d:ann:cat/1 1", "dan d:ann:dan/1 1"]
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -167,6 +174,81 @@ async fn notices_that_failed_together_are_tried_few_at_a_time() {
     pass(900).await;
     let sent: BTreeSet<String> = world.sent().into_iter().filter(|it| it.starts_with('u')).collect();
     assert_eq!(sent.len(), 20, "{sent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn receiver_that_asks_to_wait_is_left_alone_and_gets_all_together_afterwards() {
+    let mut world = Notices::start(form()).await;
+    let busy = WebhookOutcome::Busy(Duration::from_secs(120));
+    for user in ["bob", "cat", "dan"] {
+        world.world.script.refuse(&format!("waiting/{user}/d:ann:{user}/1"), busy);
+        world.text(&format!("d:ann:{user}")).await;
+    }
+    pass(10).await;
+    assert_eq!(world.world.script.requests.lock().len(), 1);
+    world.world.script.requests.lock().clear();
+    world.world.script.outcomes.lock().clear();
+    pass(100).await;
+    assert_eq!(world.sent(), [""; 0], "it asked for 120 s");
+    pass(20).await;
+    let requests = world.world.script.requests.lock().clone();
+    assert_eq!(requests.iter().map(|(ids, attempt)| (ids.len(), *attempt)).collect::<Vec<_>>(), [(3, 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notice_that_is_refused_delays_no_other_and_is_set_aside_in_the_end() {
+    let mut world = Notices::start(form()).await;
+    world.world.script.refuse("waiting/bob/d:ann:bob/1", WebhookOutcome::Refused(400));
+    world.text("d:ann:bob").await;
+    // Nothing else is sent meanwhile, so that nothing succeeds.
+    pass(300).await;
+    assert_eq!((world.status.borrow().waiting, world.status.borrow().apart), (1, 1));
+    assert_eq!(world.status.borrow().last_error.as_deref(), Some("refused"));
+    for n in 0..10 {
+        let key = format!("d:ann:u{n}");
+        world.text(&key).await;
+        pass(12).await;
+        assert!(world.sent().contains(&format!("u{n} {key}/1 1")), "{n}");
+        pass(78).await;
+    }
+    let status = world.status.borrow().clone();
+    assert_eq!((status.waiting, status.apart, status.aside_count), (0, 0, 1), "{status:?}");
+    let aside: Vec<_> = status.aside.iter().map(|it| (it.user.as_str(), it.seq)).collect();
+    assert_eq!(aside, [("bob", 1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn partition_whose_cursor_is_unreadable_is_shown() {
+    let mut world = Notices::start(form()).await;
+    pass(1).await;
+    assert_eq!(world.status.borrow().unreadable, 0);
+    world.kill();
+    let damaged = FeedCursor::new(ConsumerName::new("n.crm").unwrap(), PARTITION, b"x"[..].into()).unwrap();
+    world.world.store.save_cursor(world.world.fence, &damaged).await.unwrap();
+    world.run();
+    world.text("d:ann:bob").await;
+    pass(10).await;
+    assert_eq!((world.status.borrow().unreadable, world.sent()), (1, Vec::new()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn contents_are_held_for_a_part_of_the_messages_at_a_time() {
+    let mut world = Notices::start(form()).await;
+    for _ in 0..4 {
+        world.say("g:a", "ann", |it| it.content = vec![0; REQUEST_BYTES_MAX * 2 / 5].into()).await;
+    }
+    let conversation = ConversationId::parse("g:a").unwrap();
+    let event =
+        |seq| WebhookEvent { conversation: conversation.clone(), seq, kind: WebhookEventKind::Message };
+    let events: Vec<_> = (1..=4).map(event).collect();
+    let (store, faults, mut places) = (world.world.faulty(), &world.world.faults, Vec::new());
+    let read = read_each(&*store, &events, |n, _| {
+        // The next read fails: what was taken came before it.
+        faults.plan("rows_at", Fault::Fail);
+        places.push(n);
+    });
+    assert!(read.await.is_err());
+    assert_eq!(places, [0, 1]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use tidegate_protocol::{
     id::{ConversationId, ConversationKind, DeviceId, NodeId, UserId},
     machine::ledger::{Delta, Head, Member, Recalled},
     record::{Body, Message, Recall, Role, mode},
+    settings::{Push, UserSettings},
 };
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -27,7 +28,10 @@ use crate::{
     routes::{DevicePolicy, Lease, NodeBoot, NodeInfo, NodeRow, Registration},
     store::{ConsumerName, Mark, Personal, Store},
     waiting::{WaitingNotices, notifier::Notifier},
-    webhooks::{WaitingForm, WaitingPlan, WebhookPlan, WebhookReceiver, WebhookStart, delivery_world::World},
+    webhooks::{
+        NoticeStatus, WaitingForm, WaitingPlan, WebhookPlan, WebhookReceiver, WebhookStart,
+        delivery_world::World,
+    },
 };
 
 /// Largest group whose members get notices of all messages.
@@ -43,6 +47,7 @@ pub(super) struct Notices {
     members: HashMap<ConversationId, Vec<(UserId, Role)>>,
     settings: HashMap<ConversationId, BTreeMap<String, String>>,
     pub(super) plans: watch::Sender<Arc<WebhookPlan>>,
+    pub(super) status: watch::Sender<NoticeStatus>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -72,6 +77,7 @@ impl Notices {
             members: HashMap::new(),
             settings: HashMap::new(),
             plans,
+            status: watch::Sender::default(),
             task: None,
         };
         it.change(|_| {});
@@ -85,7 +91,7 @@ impl Notices {
         let connections = Connections::new(Arc::clone(&self.cluster), shards, metrics::install().0);
         let parts = WaitingNotices::new(Arc::clone(&self.cluster), Arc::new(connections), SMALL_MAX);
         let (plan, permits) = (Arc::clone(&self.plans.borrow()), Arc::clone(&self.world.permits));
-        let notifier = Notifier::new(Arc::new(parts), plan, permits);
+        let notifier = Notifier::new(Arc::new(parts), plan, permits, self.status.clone());
         let running = notifier.run(self.world.feeds.subscribe(), self.plans.subscribe());
         self.task = Some(tokio::spawn(running));
         self.world.own(false);
@@ -194,8 +200,27 @@ impl Notices {
 
     /// Moves a read mark.
     pub(super) async fn read(&self, name: &str, key: &str, seq: u64) {
-        let mark = Personal::Read(Mark { seq, messages: seq, own: 0 });
-        let change = (user(name), ConversationId::parse(key).unwrap(), mark);
+        self.save(name, key, Personal::Read(Mark { seq, messages: seq, own: 0 })).await;
+    }
+
+    /// Bounds what a user can read of a conversation.
+    pub(super) async fn bound(&self, name: &str, key: &str, seq: Option<u64>) {
+        let bound = seq.map(|seq| Mark { seq, messages: seq, own: 0 });
+        self.save(name, key, Personal::Bound(bound)).await;
+    }
+
+    /// Sets the preference of a user for push notices, in one conversation or in all.
+    pub(super) async fn prefer(&self, name: &str, key: Option<&str>, push: Push) {
+        let Some(key) = key else {
+            let settings = UserSettings { push: Some(push), ..UserSettings::default() };
+            self.world.store.merge_settings(&user(name), settings).await.unwrap();
+            return;
+        };
+        self.save(name, key, Personal::Push(Some(push))).await;
+    }
+
+    async fn save(&self, name: &str, key: &str, change: Personal) {
+        let change = (user(name), ConversationId::parse(key).unwrap(), change);
         self.world.store.save_marks(&[change]).await.unwrap();
     }
 
@@ -224,6 +249,13 @@ impl Notices {
             )
         });
         shown.collect()
+    }
+
+    /// Returns the notices of [`Self::sent`], sorted.
+    pub(super) fn sent_sorted(&self) -> Vec<String> {
+        let mut sent = self.sent();
+        sent.sort();
+        sent
     }
 
     /// Returns what the last notice has.

@@ -1,17 +1,22 @@
 //! What operators see of a deliverer: log lines and its status.
 
+use std::sync::Arc;
+
 use tidegate_protocol::machine::webhook::WebhookNotice;
 
 use super::{WebhookDeliverer, WebhookStatus};
-use crate::log_limit::log_limited;
+use crate::{clock::wall_ms, log_limit::log_limited, webhooks::consumer};
 
 impl WebhookDeliverer {
     pub(super) fn report(&mut self) {
-        let webhook = self.consumer.as_str().to_owned();
+        let plan = Arc::clone(&self.driver.plan);
+        let webhook = plan.consumer.as_str();
         while let Some(notice) = self.machine.poll_notice() {
             match notice {
                 WebhookNotice::Failing => {
-                    log_limited!(error, webhook, "webhook fails; it is probed until it succeeds")
+                    // A status, or a failure of the connection: neither content nor secrets.
+                    let error = self.last_error.as_deref().unwrap_or_default();
+                    log_limited!(error, webhook, error, "webhook fails; it is probed until it succeeds");
                 }
                 WebhookNotice::Recovered => log_limited!(warn, webhook, "webhook succeeds again"),
                 WebhookNotice::Disabled => {
@@ -32,6 +37,7 @@ impl WebhookDeliverer {
                     log_limited!(error, webhook, conversation, seq, "event set aside; it is no longer sent");
                 }
                 WebhookNotice::Gap { partition, first, last } => {
+                    self.missing.note(partition, &(first..=last), wall_ms());
                     log_limited!(
                         error,
                         webhook,
@@ -41,13 +47,13 @@ impl WebhookDeliverer {
                         "the feed no longer has events of a webhook"
                     );
                 }
-                WebhookNotice::Released(partition) => self.end(partition),
+                WebhookNotice::Released(partition) => consumer::end(self, partition),
             }
         }
     }
 
-    pub(super) fn show(&mut self) {
-        self.read_times.retain(|partition, _| self.feeds.contains_key(partition));
+    pub(super) fn show_status(&mut self) {
+        self.read_times.retain(|partition, _| self.driver.feeds.contains_key(partition));
         let done = |partition: &u32| self.machine.done(*partition);
         let oldest = self.read_times.iter_mut();
         let oldest = oldest.filter_map(|(partition, times)| times.oldest(done(partition)?)).min();
@@ -56,7 +62,8 @@ impl WebhookDeliverer {
             behind: self.machine.behind(),
             parked: self.machine.parked(),
             aside: self.machine.aside().count(),
-            unreadable: self.unreadable.len(),
+            unreadable: self.driver.unreadable.len(),
+            missing: self.missing.shown,
             oldest_ms: oldest,
             last_error: self.last_error.clone(),
         };

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Outcome of a request, and how many events it had.
-pub(super) struct Delivered {
+pub(crate) struct Delivered {
     pub(super) ticket: u64,
     pub(super) count: usize,
     pub(super) reply: WebhookReply,

@@ -5,6 +5,8 @@ mod events;
 mod topic;
 pub(crate) mod world;
 
+use std::time::Duration;
+
 use tidegate_protocol::{
     id::ConversationId,
     machine::{
@@ -17,6 +19,8 @@ use tidegate_protocol::{
 use self::world::{World, pass};
 use super::*;
 use crate::{
+    cluster::OwnedFeed,
+    log_limit::written,
     store::FeedStore as _,
     webhooks::{REQUEST_BYTES_MAX, WebhookStart},
 };
@@ -173,14 +177,20 @@ async fn refused_event_delays_only_its_conversation() {
     assert_eq!(world.script.ids().last().map(String::as_str), Some("g:bad/2"));
 }
 
-#[tokio::test(start_paused = true)]
-async fn receiver_that_is_down_is_probed_and_gets_everything_later() {
+/// Returns a world whose first events of three conversations all fail.
+async fn failing_world() -> World {
     let mut world = World::new().await;
-    for key in ["g:a/1", "g:b/1", "g:c/1"] {
-        world.script.refuse(key, WebhookOutcome::Failed(WebhookFailure::Timeout));
+    for id in ["g:a/1", "g:b/1", "g:c/1"] {
+        world.script.refuse(id, WebhookOutcome::Failed(WebhookFailure::Timeout));
     }
     world.start(&["tidegate.*"]);
     world.messages(&["g:a", "g:b", "g:c"]).await;
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn receiver_that_is_down_is_probed_and_gets_everything_later() {
+    let world = failing_world().await;
     pass(600).await;
     assert_eq!(world.shown().state, WebhookState::Failing);
     assert_eq!(world.shown().last_error.as_deref(), Some("refused"));
@@ -190,4 +200,17 @@ async fn receiver_that_is_down_is_probed_and_gets_everything_later() {
     pass(310).await;
     assert_eq!((world.shown().state, world.shown().behind), (WebhookState::Active, 0));
     assert_eq!(world.shown().last_error, None);
+}
+
+#[test]
+fn log_line_of_an_endpoint_that_fails_says_why() {
+    let log = written(tracing_subscriber::fmt::format(), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            let _world = failing_world().await;
+            pass(60).await;
+        });
+    });
+    let line = log.lines().find(|line| line.contains("webhook fails")).unwrap_or_default();
+    assert!(line.contains("\"refused\"") && line.contains("\"crm\""), "{log}");
 }

@@ -4,9 +4,11 @@
 use std::{
     collections::BTreeMap,
     env,
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
     path::Path,
     process::{Command, Stdio},
+    time::UNIX_EPOCH,
 };
 
 use serde_json::json;
@@ -48,10 +50,33 @@ fn streams_have_the_messages_of_all_partitions(cluster: &Cluster) {
     }
 }
 
+/// Sends the receiver an event that another secret signs, or an old one; its own events are all that it may take.
+fn receiver_refuses_what_is_not_signed(port: u16) {
+    let body =
+        r#"{"id":"g:order/1","type":"tidegate.group.created","data":{"conversation":"g:order","seq":1}}"#;
+    for at in ["1700000000", &unix_seconds().to_string()] {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        write!(
+            stream,
+            "POST / HTTP/1.1\r\nhost: back-end\r\nwebhook-id: e1\r\nwebhook-timestamp: {at}\r\n\
+             webhook-signature: v1,AAAA\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        assert!(answer.starts_with("HTTP/1.1 401 "), "{answer}");
+    }
+}
+
+fn unix_seconds() -> u64 {
+    UNIX_EPOCH.elapsed().expect("the clock is right").as_secs()
+}
+
 #[test]
 fn back_end_goes_on_when_its_node_is_killed() {
     // Edits need rules that a new cluster only switches to when its nodes have agreed for a while.
-    let mut cluster = Cluster::start(2, &["log.rules_settle_ms=5000"]);
+    let mut cluster = Cluster::start(2, &["log.rules_settle_ms=5000", "webhooks.allow_plain=true"]);
     streams_have_the_messages_of_all_partitions(&cluster);
     let nodes: Vec<String> = (0..2).map(|nth| format!("http://{}", cluster.node(nth).admin())).collect();
     let root = env::var_os("CARGO_MANIFEST_DIR").expect("cargo names the folder of the crate");
@@ -60,6 +85,8 @@ fn back_end_goes_on_when_its_node_is_killed() {
         .arg(nodes.join(","))
         .arg(cluster.node(1).address().to_string())
         .arg(cluster.token_key())
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("TIDEGATE_WEBHOOK_PORT", "0")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -68,6 +95,9 @@ fn back_end_goes_on_when_its_node_is_killed() {
     let mut lines = Vec::new();
     for line in BufReader::new(back_end.stdout.take().expect("a pipe")).lines() {
         let line = line.expect("text");
+        if let Some(port) = line.strip_prefix("webhooks come to port ") {
+            receiver_refuses_what_is_not_signed(port.parse().expect("a port"));
+        }
         if line == "half" {
             cluster.kill(0);
             writeln!(go_on).expect("it reads");
@@ -76,11 +106,14 @@ fn back_end_goes_on_when_its_node_is_killed() {
     }
     let end = back_end.wait().expect("it ends");
     assert!(end.success(), "{lines:?}");
-    let [opened, connected, half, stored, read, closed, received] = &lines[..] else { panic!("{lines:?}") };
+    let [_, opened, connected, half, stored, read, closed, received, by_webhook] = &lines[..] else {
+        panic!("{lines:?}")
+    };
     assert!(opened.starts_with("opened g:order-") && half == "half", "{lines:?}");
     assert_eq!(connected, "ann was connected: KICKED");
     assert_eq!(stored, "all 20 are stored, once each and in order");
     assert_eq!((read.as_str(), closed.as_str()), ("ann has read everything", "closed: NOT_FOUND"));
     // One of the group, 20 messages, an edit, a recall and the end of the group; four messages to ann.
     assert!(received.starts_with("all 28 events were received in order, "), "{received}");
+    assert!(by_webhook.starts_with("and by webhook, "), "{by_webhook}");
 }

@@ -1,13 +1,14 @@
-//! Messages of the admin API over two nodes: whichever node is asked, and however the other one ended.
+//! Messages of the admin API over two nodes: whichever node is asked, and however the other one ended. The erasure of a user
+//! goes on over the same end.
 
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
-use super::call;
+use super::{call, privacy};
 use crate::support::{Cluster, text_of};
 
 #[test]
-fn message_that_is_repeated_through_another_node_gets_the_same_seq() {
+fn messages_and_an_erasure_are_repeated_through_another_node_with_the_same_result() {
     let mut cluster = Cluster::start(2, &[]);
     let say = |cluster: &Cluster, nth: usize, id: &str, text: &str| {
         let body = json!({"to": "bob", "content": {"text": text}, "requestId": id});
@@ -32,6 +33,7 @@ fn message_that_is_repeated_through_another_node_gets_the_same_seq() {
     }).collect::<Vec<_>>()});
     let (status, first) = call(&cluster, 0, "POST", "/v1/messages/batch", &batch);
     assert_eq!((status, &first["failed"]), (200, &json!(0)), "{first}");
+    let cursor = privacy::erase_a_part(&cluster);
     // A node that is killed takes nothing with it that it has answered.
     cluster.kill(0);
     cluster.all_owned();
@@ -41,4 +43,5 @@ fn message_that_is_repeated_through_another_node_gets_the_same_seq() {
     for (again, first) in results(&again).iter().zip(results(&first)) {
         assert_eq!((&again["duplicate"], of(again)), (&json!(true), of(&first)));
     }
+    privacy::erase_the_rest(&cluster, cursor);
 }

@@ -7,6 +7,7 @@ mod ending;
 mod limits;
 mod link_tls;
 mod messages;
+mod privacy;
 
 use std::{net::SocketAddr, time::Duration};
 

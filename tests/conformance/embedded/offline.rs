@@ -13,7 +13,7 @@ use tidegate::{
 use tidegate_protocol::{
     Code,
     record::{MemberAction, Prune, Recall, RuleChange},
-    settings::{Retention, UserSettings},
+    settings::{Retention, UserSettings, Visibility},
 };
 
 use super::{
@@ -39,10 +39,12 @@ impl Small {
 
 const READ: Mark = Mark { seq: 2, messages: 2, own: 0 };
 const CLEARED: Mark = Mark { seq: 1, messages: 1, own: 0 };
+const BOUND: Mark = Mark { seq: 3, messages: 3, own: 0 };
 const HIDDEN: Hidden = Hidden { seq: 3, counts: true };
 
 fn user_settings() -> UserSettings {
-    UserSettings { ack_tries: 2, retention: Some(Retention::SevenDays), ..UserSettings::default() }
+    let (retention, presence) = (Some(Retention::SevenDays), Some(Visibility::Off));
+    UserSettings { ack_tries: 2, retention, presence, ..UserSettings::default() }
 }
 
 /// Record of a sender who is not a member: the refusal is stored.
@@ -92,7 +94,7 @@ async fn furnished() -> Arc<TestDisk> {
         ])
         .await;
     let hidden = Personal::Hidden { seqs: vec![HIDDEN], forget: 0 };
-    for change in [Personal::Read(READ), Personal::Cleared(CLEARED), hidden] {
+    for change in [Personal::Read(READ), Personal::Cleared(CLEARED), hidden, Personal::Bound(Some(BOUND))] {
         small.store.save_marks(&[(user("bob"), direct(), change)]).await.unwrap();
     }
     small.store.merge_settings(&user("ann"), user_settings()).await.unwrap();
@@ -150,7 +152,8 @@ async fn export_imports_to_the_same_store_and_seqs_continue() {
     assert_eq!((summary.members, summary.member_view.unwrap().stays.len()), (2, 1));
     let bob = |summary: Option<Summary>| summary.unwrap().member_view.unwrap();
     assert!(bob(small.store.summary(&group("team"), Some(&user("bob"))).await.unwrap()).member.muted);
-    let level = UserState { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN] };
+    let level =
+        UserState { mark: READ, cleared: CLEARED, hidden: vec![HIDDEN], push: None, bound: Some(BOUND) };
     assert_eq!(bob(small.store.summary(&direct(), Some(&user("bob"))).await.unwrap()).level, level);
     let ann = small.store.merge_settings(&user("ann"), UserSettings::default()).await.unwrap();
     assert_eq!(ann, user_settings());
@@ -172,7 +175,7 @@ async fn export_corrects_a_mark_that_counts_later_messages() {
     let mut small = Small::start(&old).await;
     small.say(&["m1", "m2", "m3"], 0).await;
     let far = Mark { seq: 1, messages: 3, own: 0 };
-    for change in [Personal::Read(far), Personal::Cleared(far)] {
+    for change in [Personal::Read(far), Personal::Cleared(far), Personal::Bound(Some(far))] {
         small.store.save_marks(&[(user("bob"), direct(), change)]).await.unwrap();
     }
     drop(small);
@@ -181,7 +184,10 @@ async fn export_corrects_a_mark_that_counts_later_messages() {
     let small = Small::start(&new).await;
     let member_view = small.store.summary(&direct(), Some(&user("bob"))).await.unwrap().unwrap().member_view;
     let near = Mark { messages: 1, ..far };
-    assert_eq!(member_view.unwrap().level, UserState { mark: near, cleared: near, hidden: vec![] });
+    assert_eq!(
+        member_view.unwrap().level,
+        UserState { mark: near, cleared: near, bound: Some(near), ..UserState::default() }
+    );
 }
 
 #[tokio::test]

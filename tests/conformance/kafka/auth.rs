@@ -3,17 +3,29 @@
 //! TLS and SCRAM need a build with `--features tidegate/kafka-tls`, like that of `cargo xtask test` and of the image; without it
 //! their tests fail with that cure.
 
-use std::{fs, io::Write as _, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
+use rdkafka::{
+    ClientConfig, Message as _,
+    consumer::{BaseConsumer, Consumer as _},
+    error::KafkaError,
+};
 use tidegate::{
-    bus::{TopicState, ensure_topics, topic_plans},
+    bus::{AppendError, EventRecord, EventSink as _, KafkaEvents, TopicState, ensure_topics, topic_plans},
     config::KafkaConfig,
-    private,
+    metrics, private,
 };
 
 use crate::{
     bus::{World, records, texts},
-    kafka::{ensure, open, settings},
+    kafka::{REPLY_TIMEOUT, ensure, eventually, open, settings},
     node,
     services::service_text,
     unique_name,
@@ -120,4 +132,144 @@ async fn password_authenticates_by_scram_over_tls() {
         named(KafkaConfig { ca_file: file("ca.pem"), ..at("both", "sasl_ssl") }, "SCRAM-SHA-512", &right);
     assert_accepted(&kafka).await;
     assert_refused(&KafkaConfig { sasl_password_file: wrong.0.clone(), ..kafka }).await;
+}
+
+/// Kinds of resources and operations, by their numbers in Kafka's protocol.
+const TOPIC: u8 = 2;
+const GROUP: u8 = 3;
+const READ: u8 = 3;
+const WRITE: u8 = 4;
+const DESCRIBE: u8 = 8;
+
+/// What a list of rights lets a user do.
+#[derive(Clone)]
+struct Right {
+    resource: u8,
+    name: String,
+    principal: String,
+    operation: u8,
+}
+
+impl Right {
+    /// Has the broker put it in force, as `kafka-acls.sh` does.
+    fn grant(&self) {
+        fn text(request: &mut Vec<u8>, text: &str) {
+            request.extend(u16::try_from(text.len()).unwrap().to_be_bytes());
+            request.extend(text.as_bytes());
+        }
+        // Api 30 (CreateAcls), version 1, number 1, no client, one right.
+        let mut request = vec![0, 30, 0, 1, 0, 0, 0, 1, 0xff, 0xff, 0, 0, 0, 1, self.resource];
+        text(&mut request, &self.name);
+        // The name is meant literally.
+        request.push(3);
+        text(&mut request, &self.principal);
+        text(&mut request, "*");
+        // Allow.
+        request.extend([self.operation, 3]);
+        let mut socket = TcpStream::connect(service_text("kafka", "address")).unwrap();
+        socket.set_read_timeout(Some(REPLY_TIMEOUT)).unwrap();
+        socket.write_all(&u32::try_from(request.len()).unwrap().to_be_bytes()).unwrap();
+        socket.write_all(&request).unwrap();
+        let mut answer = [0; 18];
+        socket.read_exact(&mut answer).unwrap();
+        assert_eq!(
+            (&answer[4..8], &answer[12..]),
+            (&[0, 0, 0, 1][..], &[0, 0, 0, 1, 0, 0][..]),
+            "{answer:?}"
+        );
+    }
+}
+
+/// Returns the rights that the commands of docs/events.md give, for other names of the topic and the group.
+fn rights_of_the_page(topic: &str, group: &str) -> Vec<Right> {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/events.md")).unwrap();
+    let mut rights = Vec::new();
+    for command in page.lines().filter(|line| line.starts_with("kafka-acls.sh ")) {
+        let words: Vec<&str> = command.split(' ').collect();
+        let values = |option: &str| -> Vec<&str> {
+            words.windows(2).filter(|pair| pair[0] == option).map(|pair| pair[1]).collect()
+        };
+        assert_eq!(values("--topic"), ["tidegate.messages"], "{command}");
+        let principal = values("--allow-principal")[0];
+        let mut give = |resource, name: &str, operation| {
+            rights.push(Right { resource, name: name.into(), principal: principal.into(), operation });
+        };
+        for operation in values("--operation") {
+            give(TOPIC, topic, if operation == "Write" { WRITE } else { DESCRIBE });
+            assert!(["Write", "Describe"].contains(&operation), "{command}");
+        }
+        // What the option stands for.
+        if words.contains(&"--consumer") {
+            give(TOPIC, topic, READ);
+            give(TOPIC, topic, DESCRIBE);
+            give(GROUP, group, READ);
+            assert_eq!(values("--group").len(), 1, "{command}");
+        }
+    }
+    rights
+}
+
+/// Returns the first record that a user reads of a topic with this group, or the first failure.
+async fn first_record(
+    topic: &str,
+    user: &str,
+    group: &str,
+    password: &Password,
+) -> Result<Vec<u8>, KafkaError> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", service_text("kafka", "sasl"));
+    config.set("security.protocol", "sasl_plaintext").set("sasl.mechanisms", "PLAIN");
+    config.set("sasl.username", user).set("sasl.password", fs::read_to_string(&password.0).unwrap().trim());
+    config.set("group.id", group).set("auto.offset.reset", "earliest");
+    let consumer: BaseConsumer = config.create().unwrap();
+    consumer.subscribe(&[topic]).unwrap();
+    let until = Instant::now() + REPLY_TIMEOUT * 4;
+    tokio::task::spawn_blocking(move || {
+        while Instant::now() < until {
+            if let Some(polled) = consumer.poll(Duration::from_millis(100)) {
+                return polled.map(|record| record.payload().unwrap().to_vec());
+            }
+        }
+        panic!("neither a record nor a failure");
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn topic_of_messages_needs_the_rights_of_its_page_and_no_other() {
+    let (password, counted) = (Password::right("rights"), metrics::install().0);
+    let operator = settings();
+    let topic = format!("{}.messages", operator.topic);
+    let operator = KafkaConfig { message_topic: topic.clone(), ..operator };
+    let KafkaConfig { brokers, security, .. } = at("sasl", "sasl_plaintext");
+    let node = named(KafkaConfig { brokers, security, ..operator.clone() }, "PLAIN", &password);
+    assert_eq!(ensure(&operator).await, vec![TopicState::Made; 3]);
+    let group = format!("{topic}.search");
+    let (of_node, of_consumer): (Vec<Right>, Vec<Right>) =
+        rights_of_the_page(&topic, &group).into_iter().partition(|it| it.principal == "User:tidegate");
+    assert_eq!((of_node.len(), of_consumer.len()), (2, 3));
+
+    // A topic on which somebody has a right is closed to all others.
+    of_consumer.iter().for_each(Right::grant);
+    let refused = eventually(async || KafkaEvents::connect_messages(&node, &counted).await.err()).await;
+    assert!(refused.is_unavailable && refused.why.contains("may not describe it"), "{refused}");
+    let grant = |operation: u8| of_node.iter().find(|it| it.operation == operation).unwrap().grant();
+    grant(DESCRIBE);
+    let sink = eventually(async || KafkaEvents::connect_messages(&node, &counted).await.ok()?).await;
+    let event = || EventRecord { key: "g:a".into(), partition: Some(0), json: b"{}".to_vec() };
+    let refused = sink.publish(vec![event()]).await;
+    assert!(
+        matches!(&refused, Err(AppendError::Unknown(why)) if why.contains("TopicAuthorizationFailed")),
+        "{refused:?}"
+    );
+    grant(WRITE);
+    eventually(async || sink.publish(vec![event()]).await.ok()).await;
+    let read = first_record(&topic, &service_text("kafka", "consumer"), &group, &password).await;
+    assert_eq!(read, Ok(b"{}".to_vec()));
+    // The nodes can't read what they have written, and nobody joins the group of another.
+    for group in [format!("{topic}.nodes"), group] {
+        let read = first_record(&topic, &service_text("kafka", "user"), &group, &password).await;
+        assert!(format!("{read:?}").contains("AuthorizationFailed"), "{group}: {read:?}");
+    }
 }

@@ -28,6 +28,7 @@ pub(super) fn page() -> ConnectionPage {
         expires_ms: u64::MAX,
         class: 2,
         held: 4,
+        blocked_ms: 5,
     };
     let rows = vec![row(u64::MAX, Wire::WsText, "::1"), row(0, Wire::JsonLine, "10.0.0.1")];
     ConnectionPage { rows, total: 5 }

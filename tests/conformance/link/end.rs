@@ -14,7 +14,7 @@ use tidegate::{
     link::{
         AckQuery, Answer, AnswerStatus, ArchiveStatus, ArchivedUpTo, Ask, BestEffortMessage, CloseOrder,
         ConnectionPage, ConnectionQuery, DeviceAck, Landing, Link, LinkError, PartitionOffset, PeerPush,
-        PublishedMark, RoomsPage, RoomsQuery, RoutedSession, Target,
+        PublishedMark, RoomRemoval, RoomsPage, RoomsQuery, RoutedSession, Target,
     },
     revocation::Revocation,
     routes::NodeBoot,
@@ -55,6 +55,8 @@ pub(super) struct End {
     pub(super) storms_queries: Mutex<Vec<StormsQuery>>,
     /// Calls about connections.
     pub(super) queries: Mutex<Vec<ConnectionQuery>>,
+    /// Removals from live rooms.
+    pub(super) removals: Mutex<Vec<RoomRemoval>>,
     /// Queries of live rooms.
     pub(super) room_queries: Mutex<Vec<RoomsQuery>>,
     pub(super) orders: Mutex<Vec<CloseOrder>>,
@@ -246,6 +248,11 @@ impl Link for End {
 
     async fn acks(&self, _: &NodeBoot, queries: Vec<AckQuery>) -> Result<Vec<Vec<DeviceAck>>, LinkError> {
         Ok(super::connections::acks(&queries))
+    }
+
+    async fn remove_from_room(&self, _: &NodeBoot, removal: RoomRemoval) -> Result<u64, LinkError> {
+        self.removals.lock().unwrap().push(removal);
+        Ok(2)
     }
 
     async fn rooms(&self, _: &NodeBoot, query: RoomsQuery) -> Result<RoomsPage, LinkError> {

@@ -1,7 +1,7 @@
 //! Queries of live rooms.
 
-use tidegate::link::{LinkError, RoomCount, RoomMember, RoomsPage, RoomsQuery};
-use tidegate_protocol::id::ConversationId;
+use tidegate::link::{LinkError, RoomCount, RoomMember, RoomRemoval, RoomsPage, RoomsQuery};
+use tidegate_protocol::id::{ConversationId, RoomId};
 
 use super::{World, ended_run};
 use crate::{device, user};
@@ -37,5 +37,17 @@ pub(super) async fn rooms_and_members_arrive_as_found(world: &World) {
     }
     assert_eq!(*world.end.room_queries.lock().unwrap(), queries);
     let ended = world.link.rooms(&ended_run(), queries[0].clone()).await;
+    assert!(matches!(ended, Err(LinkError::NotHere | LinkError::Unavailable(_))), "{ended:?}");
+}
+
+pub(super) async fn removals_from_rooms_arrive_unchanged(world: &World) {
+    let hall = RoomId::new("hall").unwrap();
+    let all = RoomRemoval { room: hall, user: user("ann"), device: None, reason: String::new() };
+    let one = RoomRemoval { device: Some(device("phone")), reason: "spam".to_owned(), ..all.clone() };
+    for removal in [&all, &one] {
+        assert_eq!(world.link.remove_from_room(&world.there, removal.clone()).await, Ok(2));
+    }
+    assert_eq!(*world.end.removals.lock().unwrap(), [all.clone(), one]);
+    let ended = world.link.remove_from_room(&ended_run(), all).await;
     assert!(matches!(ended, Err(LinkError::NotHere | LinkError::Unavailable(_))), "{ended:?}");
 }

@@ -50,6 +50,8 @@ async fn tables_of_the_former_version_get_a_feed_that_begins_at_one() {
         .execute(
             "DROP TABLE feed, feed_cursors; DELETE FROM refinery_schema_history WHERE version >= 7;
              ALTER TABLE messages DROP COLUMN edited_seq, DROP COLUMN edited_time;
+             ALTER TABLE marks DROP COLUMN push, DROP COLUMN bound_seq, DROP COLUMN bound_messages, DROP COLUMN bound_own;
+             ALTER TABLE wishes DROP COLUMN push, DROP COLUMN presence;
              ALTER TABLE partitions DROP COLUMN feed_newest, DROP COLUMN feed_oldest, DROP COLUMN feed_bytes,
              DROP COLUMN feed_removed_bytes, DROP COLUMN feed_offset",
         )

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use tidegate::store::{MembershipsRequest, Store};
+use tidegate::{
+    conversation::{overview, reader::Reader},
+    fault::{FaultPlan, Faulty},
+    store::{Mark, MembershipsRequest, Personal, Store},
+};
 use tidegate_protocol::{
     id::{ConversationId, UserId},
-    record::MemberAction,
+    record::{Body, MemberAction, Prune},
     settings::{Unread, UserSettings},
 };
 
@@ -61,6 +65,45 @@ pub(super) async fn heads_of_conversations_are_in_order(store: &Arc<dyn Store>) 
     let team = Some(("g:g", 1, 0, 2));
     assert_eq!(known, [team, None, Some(("d:ann:bob", 2, 2, 2)), team]);
     assert_eq!(store.heads_of(&[]).await.unwrap(), []);
+}
+
+/// The range of a user begins after the join, what was pruned and what the user cleared, and ends with the membership.
+pub(super) async fn user_ranges_of_many_conversations_take_one_call(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    let said = |name: &str, id: &str| message(&group(name), "ann", id, 0, "text");
+    for name in ["all", "cleared", "joined", "kicked", "pruned"] {
+        let others: &[&str] = if name == "joined" { &["ann"] } else { &["ann", "bob"] };
+        owner.run(&[change(name, MemberAction::Create, others, "r1"), said(name, "m1")]).await;
+    }
+    owner
+        .run(&[
+            change("joined", MemberAction::Join, &["bob"], "r2"),
+            said("joined", "m2"),
+            said("kicked", "m2"),
+        ])
+        .await;
+    owner.run(&[change("kicked", MemberAction::Kick, &["bob"], "r2"), said("kicked", "m3")]).await;
+    owner.run(&[said("pruned", "m2"), Body::Prune(Prune { conversation: group("pruned"), up_to: 2 })]).await;
+    owner.run(&[said("cleared", "m2"), say("d1")]).await;
+    let clear = Personal::Cleared(Mark { seq: 2, messages: 1, own: 0 });
+    store.save_marks(&[(user("bob"), group("cleared"), clear)]).await.unwrap();
+    let plan = FaultPlan::none();
+    let counted: Arc<dyn Store> = Arc::new(Faulty::new(Arc::clone(store), Arc::clone(&plan)));
+    let named = ["pruned", "none", "kicked", "joined", "cleared", "all", "pruned"].map(group);
+    let named = [&named[..], &[direct()]].concat();
+    let bob = Reader::new(user("bob"));
+    let found = overview::of_conversations(&*counted, &bob, &named, false).await.unwrap();
+    let ranges: Vec<Option<(u64, u64)>> =
+        found.iter().map(|it| it.as_ref().map(|it| (it.view.min(), it.view.max()))).collect();
+    let pruned = Some((3, 3));
+    assert_eq!(
+        ranges,
+        [pruned, None, Some((1, 4)), Some((3, 4)), Some((3, 3)), Some((1, 2)), pruned, Some((1, 1))]
+    );
+    assert_eq!((plan.calls("summaries"), plan.calls("summary")), (1, 0));
+    let eve = Reader::new(user("eve"));
+    let found = overview::of_conversations(&*counted, &eve, &named, false).await.unwrap();
+    assert!(found.iter().all(Option::is_none), "another user never was in them");
 }
 
 pub(super) async fn heads_are_listed_by_prefix_in_pages(store: &Arc<dyn Store>) {

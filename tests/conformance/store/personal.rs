@@ -1,12 +1,22 @@
 //! Rows that a store keeps for each user: stays, marks, cleared and hidden entries, user settings (flaws S23, S24).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tidegate::store::{Hidden, Mark, Personal, Store, UserState};
+use tidegate::{
+    conversation::{
+        clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, sync, unread_counts,
+    },
+    store::{Hidden, Mark, Personal, Store, UserState},
+};
 use tidegate_protocol::{
-    machine::ledger::Stay,
+    id::ConversationId,
+    machine::{
+        ledger::Stay,
+        session::{Pull, Which},
+    },
+    pb,
     record::{Body, MemberAction},
-    settings::{Retention, Unread, UserSettings},
+    settings::{Push, Retention, Unread, UserSettings, Visibility},
 };
 
 use super::{
@@ -85,7 +95,7 @@ pub(super) async fn member_view_has_cleared_and_hidden_entries(store: &Arc<dyn S
     save(Personal::Read(at(1))).await;
     save(Personal::Cleared(at(2))).await;
     save(Personal::Cleared(at(1))).await;
-    let level = UserState { mark: at(1), cleared: at(2), hidden: vec![hidden(3)] };
+    let level = UserState { mark: at(1), cleared: at(2), hidden: vec![hidden(3)], ..UserState::default() };
     assert_eq!(kept().await, level, "marks only move forward, and cleared entries need no hide");
     let rows = store.memberships(&bob, None, 9).await.unwrap();
     assert_eq!(rows[0].member_view.level, level);
@@ -93,6 +103,102 @@ pub(super) async fn member_view_has_cleared_and_hidden_entries(store: &Arc<dyn S
         store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().member_view.unwrap().level,
         UserState::default()
     );
+}
+
+pub(super) async fn push_preferences_are_kept_with_marks_and_settings(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), say("m2"), change("g", MemberAction::Create, &["bob"], "r1")]).await;
+    let (bob, d, g) = (user("bob"), direct(), group("g"));
+    let save = async |id: &ConversationId, change: Personal| {
+        store.save_marks(&[(bob.clone(), id.clone(), change)]).await.unwrap();
+    };
+    let kept = async |id: &ConversationId| {
+        let level = store.summary(id, Some(&bob)).await.unwrap().unwrap().member_view.unwrap().level;
+        let rows = store.memberships(&bob, None, 9).await.unwrap();
+        let row = rows.iter().find(|it| it.conversation == *id).unwrap();
+        assert_eq!(row.member_view.level, level);
+        level
+    };
+    save(&d, Personal::Push(Some(Push::Mentions))).await;
+    assert_eq!(kept(&d).await, UserState { push: Some(Push::Mentions), ..UserState::default() });
+    assert_eq!(kept(&g).await, UserState::default(), "of one conversation");
+    let mark = Mark { seq: 2, messages: 2, own: 0 };
+    save(&d, Personal::Read(mark)).await;
+    save(&d, Personal::Push(Some(Push::None))).await;
+    assert_eq!(kept(&d).await, UserState { mark, push: Some(Push::None), ..UserState::default() });
+    save(&d, Personal::Push(None)).await;
+    assert_eq!(kept(&d).await, UserState { mark, ..UserState::default() });
+    let settings = UserSettings { push: Some(Push::Mentions), ..UserSettings::default() };
+    assert_eq!(store.merge_settings(&bob, settings).await.unwrap(), settings);
+    let both = UserSettings { ack_tries: 2, ..settings };
+    let tries = UserSettings { ack_tries: 2, ..UserSettings::default() };
+    assert_eq!(store.merge_settings(&bob, tries).await.unwrap(), both);
+    assert_eq!(store.settings_of(std::slice::from_ref(&bob)).await.unwrap(), [both]);
+}
+
+pub(super) async fn bound_is_kept_with_marks_and_cuts_what_the_user_reads(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&[say("m1"), message(&direct(), "bob", "b1", 0, "text"), say("m2"), say("m3")]).await;
+    let (store, bob, d) = (&**store, user("bob"), direct());
+    let reader = Reader::new(bob.clone());
+    let kept = async || {
+        let level = store.summary(&d, Some(&bob)).await.unwrap().unwrap().member_view.unwrap().level;
+        let rows = store.memberships(&bob, None, 9).await.unwrap();
+        assert_eq!(rows[0].member_view.level, level);
+        level
+    };
+    let set = async |seq| clear::bound(store, &bob, &d, seq, BeyondHead::Nothing).await.unwrap();
+    let state = async || {
+        let found = sync::states(store, &reader, &sync::Positions::default(), None, 9).await.unwrap();
+        let state: &pb::ConversationState = &found.states[0];
+        (state.max_seq, state.read_seq, state.unread, state.last.as_ref().map(|push| push.seq))
+    };
+    set(Some(3)).await;
+    assert_eq!(kept().await.bound, Some(Mark { seq: 3, messages: 3, own: 1 }));
+    assert_eq!(state().await, (3, 0, 2, Some(3)));
+    let users = [bob.clone(), user("ann")];
+    let counts = unread_counts::count(store, &users, None, 0, Duration::from_secs(9)).await.unwrap();
+    assert_eq!(counts.iter().flatten().map(|it| it.unread).collect::<Vec<_>>(), [2, 1], "only bob's");
+    let pull = Pull { conversation: d.clone(), which: Which::Before(u64::MAX), limit: 9 };
+    let page = history::pull(store, &reader, &pull).await.unwrap();
+    let seqs: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
+    assert_eq!((seqs, page.complete_to), (vec![3, 2, 1], 3));
+    let read = mark_read::read(store, &bob, &d, 9, BeyondHead::Nothing).await.unwrap();
+    assert_eq!(read, Some(Mark { seq: 3, messages: 3, own: 1 }), "not beyond the bound");
+    set(Some(99)).await;
+    assert_eq!(kept().await.bound, Some(Mark { seq: 4, messages: 4, own: 1 }), "not beyond the end");
+    assert_eq!(state().await, (4, 3, 1, Some(4)));
+    set(Some(1)).await;
+    assert_eq!((state().await, kept().await.mark.seq), ((1, 1, 0, Some(1)), 3), "the mark stays");
+    owner.run(&[say("m4")]).await;
+    set(None).await;
+    assert_eq!((state().await, kept().await.bound), ((5, 3, 2, Some(5)), None));
+    let ann = store.summary(&d, Some(&user("ann"))).await.unwrap().unwrap().member_view.unwrap();
+    assert_eq!(ann.level, UserState::default());
+}
+
+pub(super) async fn what_is_above_the_bound_can_be_hidden_and_cleared(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&["m1", "m2", "m3", "m4", "m5"].map(say)).await;
+    let (store, bob, d) = (&**store, user("bob"), direct());
+    let reader = Reader::new(bob.clone());
+    let page = async |which| {
+        let pull = Pull { conversation: d.clone(), which, limit: 9 };
+        let page = history::pull(store, &reader, &pull).await.unwrap();
+        let ranges: Vec<(u64, u64)> = page.expired.iter().map(|range| (range.first, range.last)).collect();
+        (page.messages.iter().map(|push| push.seq).collect::<Vec<_>>(), ranges, page.complete_to)
+    };
+    clear::bound(store, &bob, &d, Some(2), BeyondHead::Nothing).await.unwrap();
+    let hidden = hide::hide(store, &bob, &d, &[3, 5, 9], BeyondHead::Nothing).await;
+    assert_eq!(hidden, Ok(vec![3, 5]), "nothing is stored above the fifth");
+    assert_eq!(page(Which::Before(u64::MAX)).await, (vec![2, 1], vec![], 2), "from the bound");
+    assert_eq!(page(Which::Before(5)).await, (vec![2, 1], vec![(3, 4)], 4), "from what was pushed");
+    assert_eq!(page(Which::Before(9)).await, (vec![2, 1], vec![(3, 5)], 5));
+    let cleared = clear::clear(store, &bob, &d, 4, BeyondHead::Nothing).await.unwrap();
+    assert_eq!(cleared, Some(Mark { seq: 4, messages: 4, own: 0 }));
+    assert_eq!(page(Which::Before(u64::MAX)).await, (vec![], vec![(1, 2)], 2));
+    clear::bound(store, &bob, &d, None, BeyondHead::Nothing).await.unwrap();
+    assert_eq!(page(Which::Before(u64::MAX)).await, (vec![], vec![(1, 5)], 5), "nothing comes back");
 }
 
 pub(super) async fn stays_with_equal_start_are_all_kept(store: &Arc<dyn Store>) {
@@ -120,6 +226,10 @@ pub(super) async fn user_settings_are_kept_one_by_one(store: &Arc<dyn Store>) {
     assert_eq!(store.merge_settings(&ann, then).await.unwrap(), both);
     assert_eq!(store.merge_settings(&ann, nothing).await.unwrap(), both);
     assert_eq!(store.merge_settings(&user("an"), nothing).await.unwrap(), nothing, "another user");
+    let hidden = UserSettings { presence: Some(Visibility::Off), ..both };
+    let opt_out = UserSettings { presence: hidden.presence, ..nothing };
+    assert_eq!(store.merge_settings(&ann, opt_out).await, Ok(hidden));
+    assert_eq!(store.settings_of(&[user("an"), ann]).await, Ok(vec![nothing, hidden]));
 }
 
 pub(super) async fn forgotten_marks_and_settings_start_from_nothing(store: &Arc<dyn Store>) {
@@ -133,6 +243,7 @@ pub(super) async fn forgotten_marks_and_settings_start_from_nothing(store: &Arc<
         let changes = [
             (bob.clone(), d.clone(), mark(2)),
             (bob.clone(), d.clone(), hide.clone()),
+            (bob.clone(), d.clone(), Personal::Bound(Some(Mark { seq: 1, messages: 1, own: 0 }))),
             (bob.clone(), g.clone(), mark(1)),
             (ann.clone(), d.clone(), mark(1)),
         ];

@@ -74,6 +74,7 @@ pub(super) fn page() -> ConnectionPage {
         expires_ms: u64::MAX,
         class: 0,
         held: 0,
+        blocked_ms: 0,
     };
     let rows = (1..).zip(["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.2", "0.0.0.0"]).zip(Wire::ALL);
     ConnectionPage {

@@ -1,11 +1,16 @@
-//! Webhooks of a single node, over real sockets: order, completeness, crashes, failures, secrets and replay.
+//! Webhooks of a single node, over real sockets: order, completeness, crashes, failures, events set aside, slow receivers,
+//! secrets and replay.
 
 use std::{fs, time::Duration};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use tidegate_protocol::codec::Wire;
 
-use crate::support::{Process, WebhookReceiver, eventually, fresh_data, http, let_time_pass};
+use crate::support::{Process, SilentReceiver, WebhookReceiver, eventually, fresh_data, http, let_time_pass};
+
+/// Setting that has a failing event set aside at its next failure while others succeed.
+pub(super) const ASIDE_SOON: &str = "fault.webhook_aside_ms=1";
 
 fn text_of(body: &Value) -> String {
     if body.is_null() { String::new() } else { body.to_string() }
@@ -40,6 +45,32 @@ pub(super) fn subscribe(node: &Process, id: &str, receiver: &WebhookReceiver, mo
     let secret = made["secrets"][0]["secret"].as_str().expect("a new endpoint shows its secret").to_owned();
     receiver.trust(&secret);
     secret
+}
+
+/// Has the first message of the system to each of these users set aside, while messages to others pass. The node needs
+/// [`ASIDE_SOON`].
+pub(super) fn set_aside(node: &Process, webhook: &str, receiver: &WebhookReceiver, users: &[&str]) {
+    let refused: Vec<String> = users.iter().map(|user| format!("d:{user}:system")).collect();
+    receiver.answer(move |events| {
+        let is_refused = |event: &Value| refused.iter().any(|subject| event["subject"] == **subject);
+        if events.iter().any(is_refused) { 503 } else { 204 }
+    });
+    let mut count = 0;
+    // To several users, some of whom share no lane with those that fail.
+    let mut pass_another = || {
+        count += 1;
+        say(node, &format!("z{}", count % 8), &format!("other-{count}"));
+    };
+    for user in users {
+        say(node, user, &format!("to-{user}"));
+        pass_another();
+    }
+    eventually("the events are set aside", || {
+        pass_another();
+        let listed = call(node, "GET", &format!("/v1/webhooks/{webhook}/aside"), &Value::Null);
+        (listed["count"] == users.len()).then_some(())
+    });
+    receiver.answer(|_| 204);
 }
 
 fn has_all(receiver: &WebhookReceiver, conversation: &str, last: u64) {
@@ -92,6 +123,78 @@ fn events_arrive_in_order_and_survive_a_kill_of_the_node() {
         (shown["behind"] == 0 && shown["state"] == "active" && shown["lagMs"] == 0).then_some(())
     });
     assert!(again.metric("webhook_events_total") >= 21.0);
+    again.metric_becomes("webhook_lag_seconds_count", again.metric("webhook_events_total"));
+    let quick = again.metric("webhook_lag_seconds_bucket{le=\"0.05\"}");
+    assert!(quick <= 1.0, "all but the last have waited for the receiver: {quick}");
+}
+
+#[test]
+fn failing_events_are_set_aside_while_others_pass_then_sent_again_or_dropped() {
+    let receiver = WebhookReceiver::start();
+    let node = Process::start(&[ASIDE_SOON]);
+    subscribe(&node, "crm", &receiver, &json!({}));
+    set_aside(&node, "crm", &receiver, &["ann", "bob"]);
+    let aside = "/v1/webhooks/crm/aside";
+    let page = call(&node, "GET", &format!("{aside}?limit=1"), &Value::Null);
+    let (first, next) = (&page["events"][0], page["next"].as_str().expect("there is another page"));
+    assert_eq!((&first["conversation"], &first["seq"]), (&json!("d:ann:system"), &json!(1)));
+    assert!(first["tries"].as_u64() >= Some(2), "{page}");
+    let page = call(&node, "GET", &format!("{aside}?limit=1&cursor={next}"), &Value::Null);
+    assert_eq!(page["events"][0]["conversation"], "d:bob:system");
+    assert_eq!((&page["count"], &page["next"]), (&json!(2), &Value::Null));
+    // Their conversations go on without them.
+    let (ann, bob) = (format!("{aside}/d:ann:system/1"), format!("{aside}/d:bob:system/1"));
+    say(&node, "ann", "second");
+    eventually("it is delivered", || receiver.ids().contains(&"d:ann:system/2".to_owned()).then_some(()));
+    assert!(!receiver.ids().contains(&"d:ann:system/1".to_owned()));
+    receiver.answer(|events| if events[0]["subject"] == "d:ann:system" { 500 } else { 204 });
+    let sent = call(&node, "POST", &format!("{ann}/resend"), &json!({}));
+    assert_eq!((&sent["taken"], &sent["status"]), (&json!(false), &json!(500)));
+    receiver.answer(|_| 204);
+    let sent = call(&node, "POST", &format!("{ann}/resend"), &json!({}));
+    assert_eq!((&sent["taken"], &sent["event"]), (&json!(true), &json!("d:ann:system/1")));
+    assert_eq!(receiver.resent(), ["d:ann:system/1"], "only that one, and once");
+    assert_eq!(call(&node, "DELETE", &bob, &json!({}))["dropped"], true);
+    for path in [format!("{ann}/resend"), format!("{bob}/resend")] {
+        assert_eq!(refused(&node, "POST", &path, &json!({})).0, 404, "it is not set aside any more");
+    }
+    assert_eq!(call(&node, "GET", aside, &Value::Null)["count"], 0);
+    eventually("nothing is left", || {
+        let shown = call(&node, "GET", "/v1/webhooks/crm", &Value::Null);
+        let is_done = shown["behind"] == 0 && shown["parkedCount"] == 0 && shown["asideCount"] == 0;
+        (is_done && shown["state"] == "active").then_some(())
+    });
+    assert_eq!(receiver.seqs().get("d:bob:system"), None, "it was dropped");
+}
+
+#[test]
+fn receiver_that_never_answers_delays_no_ack_and_no_other_endpoint() {
+    const PARALLEL: usize = 3;
+    const USERS: usize = 20;
+    let (quick, silent) = (WebhookReceiver::start(), SilentReceiver::start());
+    let node = Process::start(&[]);
+    subscribe(&node, "quick", &quick, &json!({}));
+    let form = json!({
+        "url": silent.url(), "types": ["tidegate.*"], "batch": {"max": 10, "waitMs": 0}, "parallel": PARALLEL,
+        "timeoutMs": 60_000,
+    });
+    call(&node, "PUT", "/v1/webhooks/silent", &form);
+    let mut ann = node.login(Wire::WsText, "ann", "phone");
+    for n in 0..200 {
+        // What follows is sent while each lane of the silent one hangs.
+        if n == USERS {
+            eventually("all lanes hang", || (silent.requests() == (PARALLEL, 0)).then_some(()));
+        }
+        let (user, id) = (format!("u{:02}", n % USERS), format!("m{n}"));
+        ann.text(&user, &id, "hello");
+    }
+    assert_eq!(silent.requests(), (PARALLEL, 0), "all acks came before a request of the silent one ended");
+    for user in 0..USERS {
+        has_all(&quick, &format!("d:ann:u{user:02}"), 10);
+    }
+    assert_eq!(silent.requests(), (PARALLEL, 0), "the quick one had all before a request ended");
+    let shown = call(&node, "GET", "/v1/webhooks/silent", &Value::Null);
+    assert!(shown["behind"].as_u64() >= Some(100), "what it has not taken waits in the feed: {shown}");
 }
 
 #[test]

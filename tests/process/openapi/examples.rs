@@ -21,7 +21,10 @@ mod masks;
 mod schema;
 
 use self::masks::Masks;
-use crate::support::{Client, Process, ask, eventually, http, send};
+use crate::{
+    support::{Client, Process, WebhookReceiver, ask, eventually, http, send},
+    webhooks::{ASIDE_SOON, set_aside, subscribe},
+};
 
 const FILE: &str = "src/api/routes/openapi.json";
 
@@ -64,7 +67,7 @@ struct ExampleSession {
 impl ExampleSession {
     fn start() -> Self {
         // As in production: the drain of the session is aborted before clients notice it.
-        let node = Process::start(&["drain.lb_delay_ms=5000"]);
+        let node = Process::start(&["drain.lb_delay_ms=5000", ASIDE_SOON]);
         // The list of nodes shows what a node owned at the last renewal of its lease, of which another comes within 3 s.
         eventually("the node lists its partition", || {
             node.http("GET", "/v1/nodes", "").contains(r#""owns":[0]"#).then_some(())
@@ -80,7 +83,8 @@ impl ExampleSession {
     }
 
     /// Does a step of a client: `login USER DEVICE`, `join USER ROOM`, `send USER DEVICE TO ID`, or `save USER DEVICE ID
-    /// NEXT`, which sends a chained message and leaves.
+    /// NEXT`, which sends a chained message and leaves. `aside WEBHOOK USER USER` creates a webhook whose receiver fails at the
+    /// first message to each of these users, until they are set aside.
     fn client_step(&mut self, step: &str) {
         let words: Vec<&str> = step.split(' ').collect();
         match words[..] {
@@ -96,6 +100,11 @@ impl ExampleSession {
                 let mut client = self.node.login(Wire::WsText, user, device);
                 client.text(to, id, "on my way");
                 self.clients.insert(user.to_owned(), client);
+            }
+            ["aside", webhook, ref users @ ..] => {
+                let receiver = WebhookReceiver::start();
+                subscribe(&self.node, webhook, &receiver, &json!({}));
+                set_aside(&self.node, webhook, &receiver, users);
             }
             ["save", user, device, id, next] => {
                 let mut client = self.node.login_chained(Wire::WsText, user, device, id);

@@ -36,12 +36,13 @@ const BY_NAME: [(&str, &str); 20] = [
 ];
 
 /// Members of these routes that depend on when the node renewed its lease, forgot a connection or reached a webhook.
-const BY_ROUTE: [(&str, &str, &str); 11] = [
+const BY_ROUTE: [(&str, &str, &str); 12] = [
     ("DELETE /v1/drain", "conns", "5"),
     ("DELETE /v1/users/{user}/data", "closed", "0"),
     ("GET /v1/nodes", "conns", "1"),
     ("GET /v1/nodes", "end", "0"),
     ("GET /v1/nodes", "position", "0"),
+    ("GET /v1/webhooks/{webhook}/aside", "tries", "14"),
     ("POST /v1/drain", "conns", "5"),
     ("POST /v1/users/{user}/revoke", "closed", "1"),
     ("POST /v1/webhooks/{webhook}/replay", "behind", "0"),

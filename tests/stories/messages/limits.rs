@@ -9,7 +9,7 @@ use super::edits::switched;
 use crate::support::{Client, ServerBody, TestNode, ask, eventually, http, unique_name};
 
 /// Starts a node with these rules.
-fn ruled(text: &str) -> TestNode {
+pub(crate) fn ruled(text: &str) -> TestNode {
     let file = std::env::temp_dir().join(format!("tidegate-rules-{}.toml", unique_name()));
     fs::write(&file, text).expect("a file");
     let node = TestNode::start(|config| config.limits.rules_file = file.clone());

@@ -51,7 +51,8 @@ fn admin(node: &TestNode, method: &str, path: &str, body: &Value) -> Value {
     answer
 }
 
-/// Gives ann two groups, one of them left, two direct conversations, marks, a block and a setting.
+/// Gives ann two groups, one of them left and one of which she can't read her message, two direct conversations, marks, a block
+/// and a setting.
 fn with_data(node: &TestNode) -> (Client, Client) {
     let settings = Some(pb::Settings { unread: "direct".into(), ..pb::Settings::default() });
     let mut ann = node.connect(Wire::Tcp);
@@ -69,6 +70,7 @@ fn with_data(node: &TestNode) -> (Client, Client) {
     let recall = ann.say(ask::recall("d:ann:bob", 5));
     ann.expect_ack(recall);
     admin(node, "PATCH", "/v1/conversations/d:ann:bob/messages/1", &json!({"content": {"text": "edited"}}));
+    admin(node, "PATCH", "/v1/users/ann/conversations/g:tea", &json!({"maxSeq": 1}));
     admin(node, "PUT", "/v1/users/ann/blocks/eve", &json!({}));
     admin(node, "PUT", "/v1/users/ann/blocks/fay", &json!({}));
     admin(node, "PUT", "/v1/users/bob/blocks/eve", &json!({}));
@@ -120,6 +122,7 @@ fn export_has_what_the_user_sent_and_keeps_in_pages_of_any_size() {
         (&tea["role"], &tea["member"], &old["member"]),
         (&json!("owner"), &json!(true), &json!(false))
     );
+    assert_eq!((&tea["boundSeq"], old.get("boundSeq")), (&json!(1), None));
     for limit in [1, 2, 3, 7] {
         let paged = exported(&node, "ann", limit);
         for list in ["blocks", "conversations", "messages"] {
@@ -180,6 +183,7 @@ fn erasure_in_small_steps_over_a_restart_leaves_nothing_but_what_others_wrote() 
     assert!(left["prio"].is_null() && left["conversations"].as_array().is_some_and(|it| it.len() == 4));
     for it in left["conversations"].as_array().expect("a list") {
         assert_eq!((&it["readSeq"], &it["clearedSeq"], &it["hidden"]), (&json!(0), &json!(0), &json!([])));
+        assert_eq!(it.get("boundSeq"), None, "{it}");
         assert_eq!(it["member"], it["conversation"].as_str().expect("a key").starts_with("d:"), "{it}");
     }
     // The other side keeps its own, and learns of each recall.

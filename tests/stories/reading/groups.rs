@@ -66,3 +66,26 @@ fn groups_and_members_are_listed_page_by_page() {
         assert_eq!(no(path), (status, u64::from(code.number())), "{path}");
     }
 }
+
+#[test]
+fn group_of_more_members_than_a_page_or_a_change_has_is_listed_whole() {
+    let node = TestNode::start(|config| config.node.store = "memory".into());
+    let names: Vec<String> = (0..1_001).map(|n| format!("u{n:04}")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    node.group("big", &all[..1_000]);
+    node.add("big", &all[1_000..]);
+    assert_eq!(get(&node, "/v1/groups?prefix=big")["groups"][0]["count"], 1_001);
+    let path = "/v1/groups/big/members";
+    for (limit, sizes) in [(1_000, vec![1_000, 1]), (500, vec![500, 500, 1]), (91, vec![91; 11])] {
+        let pages = pages(&node, &format!("{path}?limit={limit}"), "members", "user");
+        assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), sizes);
+        assert_eq!(pages.concat(), names, "each member once, whatever the page has");
+    }
+    // A removal behind the cursor moves no other member to another page.
+    let first = get(&node, &format!("{path}?limit=1000"));
+    node.kick("big", &["u0500"]);
+    let next = first["next"].as_str().expect("a cursor");
+    let rest = get(&node, &format!("{path}?limit=1000&cursor={next}"));
+    assert_eq!((&rest["members"][0]["user"], &rest["members"][1]), (&json!("u1000"), &Value::Null));
+    assert_eq!(pages(&node, &format!("{path}?limit=1000"), "members", "user").concat().len(), 1_000);
+}

@@ -1,5 +1,7 @@
-//! Reads of back ends: histories, conversations and unread counts by the admin API, as clients have left them.
+//! Reads of back ends: histories, conversations and unread counts by the admin API, as clients and the application have left
+//! them.
 
+mod bound;
 mod groups;
 mod history;
 mod of_user;

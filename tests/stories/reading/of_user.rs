@@ -124,7 +124,17 @@ fn marks_only_rise_and_the_users_devices_learn_of_them() {
         seqs(&get(&node, "/v1/conversations/d:alice:bob/messages?as=bob")["messages"]),
         Vec::<u64>::new()
     );
-    for (body, status) in [(json!({}), 400), (json!({"readSeq": -1}), 400), (json!({"x": 1}), 400)] {
+    for word in ["mentions", "none"] {
+        let (status, state) = node.admin("PATCH", path, &json!({"push": word}));
+        assert_eq!((status, &state["push"]), (200, &json!(word)));
+    }
+    assert_eq!(get(&node, path)["push"], json!("none"));
+    let (status, state) = node.admin("PATCH", path, &json!({"push": null}));
+    assert_eq!((status, state.get("push"), &state["readSeq"]), (200, None, &json!(2)));
+    let loud = json!({"push": "loud"});
+    for (body, status) in
+        [(json!({}), 400), (json!({"readSeq": -1}), 400), (json!({"x": 1}), 400), (loud, 400)]
+    {
         assert_eq!(refused(&node, "PATCH", path, &body).0, status, "{body}");
     }
     for other in ["/v1/users/eve/conversations/g:team", "/v1/users/bob/conversations/d:bob:eve"] {

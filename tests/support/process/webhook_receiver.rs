@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufRead, BufReader, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::Arc,
     thread,
@@ -34,6 +34,8 @@ struct Received {
     signatures: Vec<usize>,
     /// Requests without a valid signature.
     unsigned: usize,
+    /// Ids of the events that it has taken of requests with `tidegate-resent: 1`.
+    resent: Vec<String>,
     /// Head of the last request.
     head: String,
     answer: Answer,
@@ -42,24 +44,18 @@ struct Received {
 impl WebhookReceiver {
     /// Starts a receiver that takes all events.
     pub fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("an address");
         let state = Arc::new(Mutex::new(Received {
             taken: Vec::new(),
             seen: 0,
             secrets: Vec::new(),
             signatures: Vec::new(),
             unsigned: 0,
+            resent: Vec::new(),
             head: String::new(),
             answer: Box::new(|_| 204),
         }));
         let shared = Arc::clone(&state);
-        thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let shared = Arc::clone(&shared);
-                thread::spawn(move || serve(stream, &shared));
-            }
-        });
+        let address = serve_each(move |stream| serve(stream, &shared));
         Self { address, state }
     }
 
@@ -92,8 +88,12 @@ impl WebhookReceiver {
 
     /// Returns the ids of the taken events, in their order.
     pub fn ids(&self) -> Vec<String> {
-        let state = self.state.lock();
-        state.taken.iter().map(|event| event["id"].as_str().unwrap_or_default().to_owned()).collect()
+        ids(&self.state.lock().taken)
+    }
+
+    /// Returns the ids of the events that an operator had sent again, and that were taken, in their order.
+    pub fn resent(&self) -> Vec<String> {
+        self.state.lock().resent.clone()
     }
 
     /// Returns the seqs of first deliveries by conversation, in their order.
@@ -130,21 +130,44 @@ impl WebhookReceiver {
     }
 }
 
+fn ids(events: &[Value]) -> Vec<String> {
+    events.iter().map(|event| event["id"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
 fn field(head: &str, name: &str) -> Option<String> {
     head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).map(str::to_owned)
+}
+
+/// Serves each connection to a free port in a thread of its own, until the test ends. Returns the address.
+pub(super) fn serve_each(serve: impl Fn(TcpStream) -> Option<()> + Send + Sync + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let serve = Arc::clone(&serve);
+            thread::spawn(move || serve(stream));
+        }
+    });
+    address
+}
+
+/// Reads the head of a request, up to its empty line; `None` if the connection ends.
+pub(super) fn read_head(reader: &mut impl BufRead) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if reader.read_until(b'\n', &mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    String::from_utf8(head).ok()
 }
 
 /// Serves one connection until its end.
 fn serve(stream: TcpStream, state: &Mutex<Received>) -> Option<()> {
     let mut reader = BufReader::new(stream);
     loop {
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            if reader.read_until(b'\n', &mut head).ok()? == 0 {
-                return None;
-            }
-        }
-        let head = String::from_utf8(head).ok()?;
+        let head = read_head(&mut reader)?;
         let mut body = vec![0; field(&head, "content-length")?.parse().ok()?];
         reader.read_exact(&mut body).ok()?;
         let status = state.lock().note(head, &body)?;
@@ -177,6 +200,9 @@ impl Received {
         }
         let status = (self.answer)(&events);
         if (200..300).contains(&status) {
+            if field(&self.head, "tidegate-resent").as_deref() == Some("1") {
+                self.resent.extend(ids(&events));
+            }
             self.taken.extend(events);
         }
         Some(status)

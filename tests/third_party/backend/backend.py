@@ -2,7 +2,8 @@
 
 Usage: backend.py http://node1:7801,http://node2:7801 [CLIENT_HOST:PORT TOKEN_KEY_FILE]
 The key of the admin API, where the nodes ask for one, is in the environment as TIDEGATE_API_KEY. With a client port, a user
-logs in there by a token that this program signs, and is kicked.
+logs in there by a token that this program signs, and is kicked. With TIDEGATE_WEBHOOK_PORT in the environment, the nodes also
+send the events to that port of this machine (0: any).
 """
 
 import base64
@@ -18,6 +19,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+
+from webhooks import Receiver
 
 
 class Refused(Exception):
@@ -130,6 +133,30 @@ class Listener(threading.Thread):
                 self.received[conversation] = seq
 
 
+class Endpoint:
+    """Receives the events of conversations by webhook, and checks that each has the seq after the one before."""
+
+    def __init__(self, broker, port, conversations):
+        self.broker, self.received, self.wrong = broker, {}, []
+        self.receiver = Receiver(("127.0.0.1", port), self.take)
+        self.path, port = f"/v1/webhooks/back-end-{uuid.uuid4().hex[:8]}", self.receiver.server_address[1]
+        endpoint = {"url": f"http://127.0.0.1:{port}/", "types": ["tidegate.*"], "conversations": conversations}
+        [secret] = broker.call("PUT", self.path, endpoint)["secrets"]
+        self.receiver.secrets.append(secret["secret"])
+        print(f"webhooks come to port {port}", flush=True)
+
+    def take(self, event):
+        conversation, seq = event["data"]["conversation"], event["data"].get("seq")
+        if event["type"] == "tidegate.message.pruned":
+            return
+        if seq != self.received.get(conversation, 0) + 1:
+            self.wrong.append(event)
+        self.received[conversation] = seq
+
+    def remove(self):
+        self.broker.call("DELETE", self.path)
+
+
 def mint(key_file, user, seconds=3600):
     """Returns a token that a client logs in with."""
     with open(key_file, encoding="ascii") as file:
@@ -166,6 +193,9 @@ def main():
     listener = Listener(broker, f"conversations={group},{direct}")
     listener.start()
     assert listener.opened.wait(10), "no stream"
+
+    port = os.environ.get("TIDEGATE_WEBHOOK_PORT")
+    endpoint = port and Endpoint(broker, int(port), [group, direct])
 
     change("POST", "/v1/groups", {"id": f"order-{order}", "members": ["shop", ann], "requestId": f"open-{order}"})
     print(f"opened {group}", flush=True)
@@ -215,6 +245,14 @@ def main():
         time.sleep(0.05)
     assert listener.received == wanted and not listener.wrong, (listener.received, wanted, listener.wrong)
     print(f"all {sum(wanted.values())} events were received in order, {listener.again} of them again", flush=True)
+
+    if endpoint:
+        end = time.monotonic() + 20
+        while endpoint.received != wanted and time.monotonic() < end:
+            time.sleep(0.05)
+        assert endpoint.received == wanted and not endpoint.wrong, (endpoint.received, wanted, endpoint.wrong)
+        endpoint.remove()
+        print(f"and by webhook, {endpoint.receiver.again} of them again", flush=True)
 
 
 if __name__ == "__main__":

@@ -265,6 +265,44 @@ mod tests {
     }
 
     #[test]
+    fn every_item_is_on_the_page_of_tests_and_security_is_one() {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/internals/testing.md");
+        let page = fs::read_to_string(page).expect("the page");
+        let line = page.lines().find(|line| line.starts_with("| `cargo xtask soak")).expect("its row");
+        for name in ITEMS.iter().map(|item| item.name).chain([SLOPE]) {
+            assert!(line.contains(&format!("`{name}`")), "{name}: {line}");
+        }
+        assert!(ITEMS.iter().any(|item| item.name == "security"));
+    }
+
+    #[test]
+    fn each_item_appends_a_row_with_its_figures() {
+        let root = std::env::temp_dir().join(format!("tidegate-soak-{}", std::process::id()));
+        let shell = Shell {
+            root: root.clone(),
+            target: root.join("target"),
+            profile: "dist",
+            services: shell::SERVICES_OF_TESTS,
+            wanted: &[],
+            are_measured: false,
+        };
+        let (commit, date) = ("abc".to_owned(), "2026-11-30".to_owned());
+        let book = Book { shell: &shell, commit, date, seed: 7, failed: Mutex::default() };
+        book.keep("security", |row| {
+            row.insert("checks".to_owned(), json!(40));
+            Ok(())
+        });
+        book.keep("security", |_| bail!("testssl.sh found a weak cipher"));
+        let text = fs::read_to_string(root.join(LINES)).expect("the file");
+        let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("a row")).collect();
+        assert_eq!((&rows[0]["kind"], &rows[0]["checks"]), (&json!("security"), &json!(40)), "{text}");
+        assert_eq!((&rows[0]["verdict"], &rows[0]["seed"]), (&json!("clean"), &json!(7)), "{text}");
+        assert_eq!(rows[1]["verdict"], "BROKEN testssl.sh found a weak cipher", "{text}");
+        assert_eq!((rows.len(), book.failed.into_inner()), (2, vec!["security"]));
+        fs::remove_dir_all(root).ok();
+    }
+
+    #[test]
     fn the_verdict_of_a_failed_item_names_the_broken_rules() {
         let (error, root) = (anyhow::anyhow!("it ended\nwith a log"), Path::new("/clone"));
         assert_eq!(verdict(&error, &Figures::new(), root), "BROKEN it ended");

@@ -172,6 +172,8 @@ fn java(jvm: &[&str], jars: &Path) -> Command {
 
 /// User of the listeners that authenticate.
 const USER: &str = "tidegate";
+/// Further user of the listener with passwords: a consumer of the topic of messages, as docs/events.md names it.
+const CONSUMER: &str = "search";
 const PASSWORD: &str = "tidal-secret";
 
 /// Ports of listeners that authenticate: by a password, by a certificate, by a password over TLS.
@@ -198,15 +200,19 @@ impl SecureListeners {
         format!(",SASL://127.0.0.1:{sasl},TLS://127.0.0.1:{tls},BOTH://127.0.0.1:{both}")
     }
 
+    /// Returns the settings. Clients of the plain listeners may do everything, and others what no list of rights forbids.
     fn properties(&self, folder: &Path) -> String {
         let login = "org.apache.kafka.common.security";
         let [store, trusted] = ["store.pem", "ca.pem"].map(|name| folder.join(name).display().to_string());
         format!(
             "listener.name.sasl.sasl.enabled.mechanisms=PLAIN
-listener.name.sasl.plain.sasl.jaas.config={login}.plain.PlainLoginModule required user_{USER}=\"{PASSWORD}\";
+listener.name.sasl.plain.sasl.jaas.config={login}.plain.PlainLoginModule required user_{USER}=\"{PASSWORD}\" user_{CONSUMER}=\"{PASSWORD}\";
 listener.name.both.sasl.enabled.mechanisms=SCRAM-SHA-512
 listener.name.both.scram-sha-512.sasl.jaas.config={login}.scram.ScramLoginModule required;
 listener.name.tls.ssl.client.auth=required
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+allow.everyone.if.no.acl.found=true
 ssl.keystore.type=PEM
 ssl.keystore.location={store}
 ssl.truststore.type=PEM
@@ -332,6 +338,7 @@ pub(super) fn answers(start: &Start<'_>) -> anyhow::Result<Value> {
         "both": address("both"),
         "ways": ports["ways"],
         "user": USER,
+        "consumer": CONSUMER,
         "files": start.folder,
     }))
 }

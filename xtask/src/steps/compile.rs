@@ -1,6 +1,9 @@
 //! Step `build`: compiles all programs of the other steps once, so that these do not call cargo to build.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
@@ -25,10 +28,13 @@ const PROTOCOL: &[&str] = &["--package", "tidegate-protocol"];
 pub(crate) const BINARIES: &str = "xtask/binaries.json";
 pub(crate) const METADATA: &str = "xtask/metadata.json";
 
+/// What cargo printed during the build, warnings of compiler and clippy included, also those of what was built before.
+const OUTPUT: &str = "xtask/build.log";
+
 /// Builds all programs, examples and tests.
 pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
     tools::ensure_openssl(shell)?;
-    let binaries = test_programs(shell, &[ALL, FEATURES].concat())?;
+    let binaries = test_programs(shell, &[ALL, FEATURES].concat(), &new_output(shell)?)?;
     write_lists(shell, &binaries)
 }
 
@@ -39,28 +45,53 @@ pub(crate) fn chosen(shell: &Shell, chosen: &[&str]) -> anyhow::Result<()> {
         return all(shell);
     }
     tools::ensure_openssl(shell)?;
-    let product = test_programs(shell, &[PRODUCT, FEATURES, chosen].concat())?;
-    let protocol = test_programs(shell, PROTOCOL)?;
+    let output = new_output(shell)?;
+    let product = test_programs(shell, &[PRODUCT, FEATURES, chosen].concat(), &output)?;
+    let protocol = test_programs(shell, PROTOCOL, &output)?;
     write_lists(shell, &merged(product, protocol)?)
+}
+
+/// Fails with the warnings of the build, in which clippy compiled all tests and examples.
+pub(crate) fn deny_warnings(shell: &Shell) -> anyhow::Result<()> {
+    let output = fs::read_to_string(shell.target.join(OUTPUT)).context("the output of the build")?;
+    let warned: Vec<&str> = output.lines().filter(|line| is_sum_of_warnings(line)).collect();
+    if warned.is_empty() {
+        return Ok(());
+    }
+    println!("{output}");
+    bail!("warnings are errors:\n{}", warned.join("\n"))
+}
+
+/// Returns whether cargo says in this line how many warnings a target has.
+fn is_sum_of_warnings(line: &str) -> bool {
+    line.starts_with("warning: `") && line.contains("` (") && line.contains(" generated ")
+}
+
+fn new_output(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let path = shell.target.join(OUTPUT);
+    fs::create_dir_all(shell.target.join("xtask"))?;
+    fs::write(&path, "").with_context(|| path.display().to_string())?;
+    Ok(path)
 }
 
 /// Writes the files that nextest reads.
 fn write_lists(shell: &Shell, binaries: &Value) -> anyhow::Result<()> {
     let words = ["metadata", "--format-version=1", "--all-features", "--no-deps", "--locked"];
     let (metadata, _) = shell::output(&mut shell.cargo_command(&words))?;
-    fs::create_dir_all(shell.target.join("xtask"))?;
     fs::write(shell.target.join(METADATA), metadata)?;
     fs::write(shell.target.join(BINARIES), binaries.to_string())?;
     Ok(())
 }
 
-/// Builds these packages and returns the list of their test programs, as nextest reads it.
-fn test_programs(shell: &Shell, words: &[&str]) -> anyhow::Result<Value> {
+/// Builds these packages and returns the list of their test programs, as nextest reads it; adds what cargo prints to a file.
+fn test_programs(shell: &Shell, words: &[&str], output: &Path) -> anyhow::Result<Value> {
     let mut list = shell.command(tools::nextest(shell)?);
     list.args(["nextest", "list", "--list-type", "binaries-only", "--message-format", "json"]);
     list.args(["--cargo-profile", shell.profile, "--locked"]).args(words);
+    // `deny_warnings` reads what cargo prints, in the form that it has by default.
+    list.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false").env("CARGO_TERM_VERBOSE", "false");
     shell.set_build(&mut list);
-    let text = shell::stdout(&mut list)?;
+    let text = shell::stdout_and_log(&mut list, output)?;
     serde_json::from_str(&text).context("nextest lists its programs as JSON")
 }
 
@@ -85,4 +116,17 @@ pub(crate) fn programs(shell: &Shell) -> anyhow::Result<()> {
     let packages = ["--package", "tidegate", "--package", "tidegate-lab", "--bins", "--examples"];
     tools::ensure_openssl(shell)?;
     shell.cargo(&[&["build"], &profile[..], &packages[..], FEATURES].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_are_seen_by_the_line_that_counts_them() {
+        let one = "warning: `tidegate` (lib test) generated 1 warning (run `cargo fix --lib` to apply 1 suggestion)";
+        assert!(is_sum_of_warnings(one));
+        assert!(!is_sum_of_warnings("   Compiling tidegate v0.1.0"));
+        assert!(!is_sum_of_warnings("warning: unused variable: `generated`"));
+    }
 }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Most tests wait for a timer or another process, so a core has several; `.config/nextest.toml` says which ones compute.
-const SLOTS_PER_CORE: usize = 3;
+const SLOTS_PER_CORE: usize = 4;
 
 /// There are this many tests at least; fewer mean that some were not found.
 const CASES_MIN: usize = 1_400;

@@ -2,7 +2,6 @@ import { Session } from '../../dist/session.js';
 
 /** A session whose port only records; time moves by `tick`. */
 export class Machine {
-  now = 1_000_000;
   opens = [];
   written = [];
   ended = [];
@@ -26,8 +25,17 @@ export class Machine {
         moved() {},
       },
     );
-    this.session.online(this.now);
+    this.now = 1_000_000;
+    this.session.online();
     this.#drain();
+  }
+
+  get now() {
+    return this.session.timers.now;
+  }
+
+  set now(now) {
+    this.session.timers.now = now;
   }
 
   #drain() {
@@ -56,26 +64,26 @@ export class Machine {
   }
 
   open(token = 't1', claims = {}) {
-    if (this.session.authorized(this.now, this.conn, token, claims)) this.session.opened(this.now, this.conn);
+    if (this.session.authorized(this.conn, token, claims)) this.session.opened(this.conn);
     this.#drain();
   }
 
   frame(frame, conn = this.conn) {
-    this.session.frame(this.now, conn, frame);
+    this.session.frame(conn, frame);
     this.#drain();
   }
 
   lost(conn = this.conn) {
-    this.session.lost(this.now, conn);
+    this.session.lost(conn);
     this.#drain();
   }
 
   /** Lets `ms` pass, timer by timer. */
   tick(ms) {
     const end = this.now + ms;
-    for (let due; (due = this.session.timers.due()) !== undefined && due <= end; ) {
+    for (let due; (due = this.session.timers.due()) <= end; ) {
       this.now = Math.max(this.now, due);
-      this.session.tick(this.now);
+      this.session.timers.run();
       this.#drain();
     }
     this.now = end;
@@ -90,16 +98,17 @@ export class Machine {
     this.frame({ id, syncEnd: {} });
   }
 
-  send(text, to = 'bob', msgId = undefined) {
+  send(text, to = 'bob', options = {}) {
     const outcome = {};
-    this.session.send(this.now, to.includes(':') ? { conversation: to } : { toUser: to }, { text }, { chained: true, msgId }, (sent) => (outcome.sent = sent), (error) => (outcome.error = error));
+    const target = to.includes(':') ? { conversation: to } : { toUser: to };
+    this.session.outbox.add(target, { text }, options, { done: (sent) => (outcome.sent = sent), fail: (error) => (outcome.error = error) });
     this.#drain();
     return outcome;
   }
 
   /** The application answers a renewal. */
   renewed(token, exp, error) {
-    this.session.renewed(this.now, this.conn, token, { exp }, error);
+    this.session.renewed(this.conn, token, { exp }, error);
     this.#drain();
   }
 

@@ -34,12 +34,18 @@ export class World {
     const at = delay > 0 ? this.now + delay : (link.last = Math.max(link.last, this.now + 1 + Math.floor(this.random() * 20)));
     this.at(at - this.now, () => {
       if (!this.links.has(id)) return;
-      link.client.session.frame(this.now, link.conn, structuredClone(what.frame));
+      this.session(link.client).frame(link.conn, structuredClone(what.frame));
       this.drain(link.client);
     });
   }
 
   links = new Map();
+
+  /** Returns the session of a client, with the time. */
+  session(client) {
+    client.session.timers.now = this.now;
+    return client.session;
+  }
 
   /** Adds a client; `heard` collects what its application gets. */
   add(user, device, { positions = {}, fresh = true, items = [], tail } = {}) {
@@ -60,22 +66,22 @@ export class World {
     for (const item of items) client.session.outbox.restore(item);
     client.session.outbox.continueAt(tail);
     this.sessions.set(`${user}/${device}`, client);
-    client.session.online(this.now);
+    this.session(client).online();
     this.drain(client);
     return client;
   }
 
   #open(client, conn) {
-    if (client.gone || !client.session.authorized(this.now, conn, client.user)) return this.drain(client);
+    if (client.gone || !this.session(client).authorized(conn, client.user, {})) return this.drain(client);
     if (this.random() < this.cuts * 5) {
-      client.session.lost(this.now, conn);
+      this.session(client).lost(conn);
       return this.drain(client);
     }
     const id = ++this.#conns;
     client.by.set(conn, id);
     this.links.set(id, { client, conn, last: 0, lastUp: 0 });
     this.node.connect(id);
-    client.session.opened(this.now, conn);
+    this.session(client).opened(conn);
     this.drain(client);
   }
 
@@ -102,7 +108,7 @@ export class World {
     const { client, conn } = this.links.get(id);
     this.links.delete(id);
     this.node.cut(id);
-    client.session.lost(this.now, conn);
+    this.session(client).lost(conn);
     this.drain(client);
   }
 
@@ -120,7 +126,7 @@ export class World {
     while (!stop()) {
       let next = end;
       for (const it of this.#queue) next = Math.min(next, it.at);
-      for (const client of this.sessions.values()) if (!client.gone) next = Math.min(next, client.session.timers.due() ?? end);
+      for (const client of this.sessions.values()) if (!client.gone) next = Math.min(next, client.session.timers.due());
       if (next >= end) {
         this.now = end;
         return false;
@@ -131,7 +137,7 @@ export class World {
       for (const it of due) it.run();
       for (const client of this.sessions.values()) {
         if (client.gone) continue;
-        client.session.tick(this.now);
+        this.session(client).timers.run();
         this.drain(client);
       }
     }
@@ -140,13 +146,11 @@ export class World {
 
   /** Sends a message; the result is pushed to `outcomes`. */
   send(client, to, text, outcomes) {
-    const item = client.session.send(
-      this.now,
+    const item = this.session(client).outbox.add(
       { toUser: to },
       { text },
-      { chained: true },
-      (sent) => outcomes.push({ text, ...sent }),
-      (error) => outcomes.push({ text, error }),
+      {},
+      { done: (sent) => outcomes.push({ text, ...sent }), fail: (error) => outcomes.push({ text, error }) },
     );
     client.stored.set(item.msgId, item);
     client.tail = item.tail;

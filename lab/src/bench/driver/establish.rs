@@ -71,6 +71,8 @@ enum Opening {
     Listen,
     /// The raw echo loop needs no beginning.
     None,
+    /// The client upgrades, and then listens.
+    Upgrade,
     /// The client upgrades if it is on WebSocket, then sends `Hello`.
     Greet,
 }
@@ -179,6 +181,7 @@ impl<'a> Work<'a> {
     fn new(base: usize, setup: &Setup, plan: &'a Plan) -> Result<Self> {
         let opening = match setup.peer {
             Peer::Sink { .. } => Opening::Listen,
+            Peer::WebSocketSink { .. } => Opening::Upgrade,
             Peer::Echo { .. } | Peer::Log => Opening::None,
             Peer::Reply { .. } | Peer::Tidegate { .. } => Opening::Greet,
         };
@@ -192,10 +195,10 @@ impl<'a> Work<'a> {
         Ok(Self {
             plan,
             opening,
-            transport: if matches!(setup.peer, Peer::Tidegate { .. }) {
-                setup.transport
-            } else {
-                BenchTransport::Tcp
+            transport: match setup.peer {
+                Peer::Tidegate { .. } => setup.transport,
+                Peer::WebSocketSink { .. } => BenchTransport::Ws,
+                _ => BenchTransport::Tcp,
             },
             upgrade: wire::upgrade(&setup.address),
             greetings,
@@ -236,6 +239,7 @@ impl<'a> Work<'a> {
             Todo::Greet if self.opening == Opening::Listen => {}
             Todo::Greet if self.opening == Opening::None => self.done(connections, slot)?,
             Todo::Greet if self.transport == BenchTransport::Ws => connections.send(slot, &self.upgrade)?,
+            Todo::Upgraded if self.opening == Opening::Upgrade => self.done(connections, slot)?,
             Todo::Greet | Todo::Upgraded => {
                 conn.phase = Phase::Greeting;
                 connections.send(slot, &self.greetings[user])?;

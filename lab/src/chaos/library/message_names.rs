@@ -19,7 +19,7 @@ pub(super) fn label(device: usize, number: u64) -> String {
 }
 
 /// Names the messages of libraries in everything that was received or stored. A message that a library sent under two ids
-/// has one name then, so the checker finds that it is stored twice.
+/// has one name then, so the checker finds that it is stored twice. An edited message keeps its name.
 pub(in crate::chaos) fn name_messages(history: &mut History) {
     let mut names: HashMap<u64, Id> = HashMap::new();
     for stamped in &history.events {
@@ -27,6 +27,11 @@ pub(in crate::chaos) fn name_messages(history: &mut History) {
             && is_label(history.name(cid))
         {
             names.insert(body, cid);
+        }
+        if let HistoryEvent::EditInv { body, was, .. } = stamped.event
+            && let Some(name) = names.get(&was).copied()
+        {
+            names.insert(body, name);
         }
     }
     let mut by_id: HashMap<Id, Id> = HashMap::new();

@@ -306,14 +306,14 @@ fn device_is_complete_once_everything_it_can_pull_was_shown() {
     assert!(client.is_complete());
 }
 
-/// A history in which a library sent one message, and the store has it under these ids.
-fn stored_as(ids: &[&str]) -> History {
-    let (mut history, body) = (History::default(), text_hash("hi"));
+/// A history in which a library sent one message, and the store has it under these ids, with this text.
+fn stored(ids: &[&str], text: &str) -> History {
+    let (mut history, body) = (History::default(), text_hash(text));
     let (conv, user, device) = (CONV, "ann", "phone");
-    let cid = "library3.0";
+    let (cid, sent) = ("library3.0", text_hash("hi"));
     history.push(
         1,
-        HistoryEvent::SendInv { user, device, session: 1, conv, cid, body, attempt: 0, chained: true },
+        HistoryEvent::SendInv { user, device, session: 1, conv, cid, body: sent, attempt: 0, chained: true },
     );
     history.push(2, HistoryEvent::SendOk { cid: ids[0], seq: 1, duplicate: false });
     for (seq, cid) in (1..).zip(ids) {
@@ -324,6 +324,12 @@ fn stored_as(ids: &[&str]) -> History {
         );
         history.push(4, HistoryEvent::LogMessage { conv, seq, sender: "ann", device, cid, body });
     }
+    history
+}
+
+/// The same with the text that was sent, and with names.
+fn stored_as(ids: &[&str]) -> History {
+    let mut history = stored(ids, "hi");
     name_messages(&mut history);
     history
 }
@@ -334,4 +340,57 @@ fn message_has_one_name_whatever_id_the_library_chose() {
     let twice = check(&stored_as(&["x", "y"]), Budget::default());
     assert!(twice.broken.contains_key("stored-twice"), "{:?}", twice.broken);
     assert!(twice.broken.contains_key("duplicate-after-dedup"), "{:?}", twice.broken);
+}
+
+#[test]
+fn edited_message_has_the_name_of_what_the_library_sent() {
+    let (conv, of, seq) = (CONV, 1, 2);
+    let mut history = stored(&["x"], "better");
+    let (cid, body, was) = ("edit-1", text_hash("better"), text_hash("hi"));
+    history.push(5, HistoryEvent::EditInv { conv, of, cid, body, was });
+    history.push(5, HistoryEvent::LogEdit { conv, seq, of, cid });
+    name_messages(&mut history);
+    let report = check(&history, Budget::default());
+    assert!(report.is_clean(), "{:?}", report.violations);
+}
+
+#[test]
+fn edit_is_shown_at_its_own_seq() {
+    let mut client = device(&["ordered", "edits"]);
+    let edited = json!({"event": "edited", "client": "device3/0", "conversation": CONV, "seq": 1, "edit": 4, "content": {"text": "better"}});
+    handle_event(&mut client, &edited);
+    let events = client.take_events();
+    assert!(
+        matches!(&events[..], [HistoryEvent::Recv { seq: 4, cid: None, via: Via::App, .. }]),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn own_message_that_was_edited_need_not_be_shown() {
+    let mut client = device(&["ordered", "edits"]);
+    handle_event(&mut client, &json!({"event": "state", "client": "device3/0", "state": "live"}));
+    let send = until(&mut client, Phase::Talk, "send");
+    let sent = json!({"event": "sent", "client": "device3/0", "as": send["as"], "conversation": CONV, "seq": 1, "msgId": "m9"});
+    handle_event(&mut client, &sent);
+    let pull = until(&mut client, Phase::Check, "pull");
+    client.take_events();
+    let page = json!({"messages": [
+        {"seq": 1, "sender": "ann", "msgId": "m9", "content": {"text": "edit 1 of 1"}, "edited": {"seq": 2}},
+        {"seq": 2, "sender": "ann", "msgId": "edit-1", "edit": {"seq": 1, "content": {"text": "edit 1 of 1"}}},
+    ], "completeTo": 2});
+    handle_event(
+        &mut client,
+        &json!({"event": "done", "client": "device3/0", "as": pull["as"], "page": page}),
+    );
+    let received = client.take_events();
+    assert!(matches!(&received[1], HistoryEvent::Recv { seq: 2, cid: None, .. }), "{received:?}");
+    client.tick(Duration::ZERO, Phase::Check, || 2);
+    assert!(!client.is_complete(), "the edit is to be shown");
+    handle_event(
+        &mut client,
+        &json!({"event": "edited", "client": "device3/0", "conversation": CONV, "seq": 1, "edit": 2}),
+    );
+    client.tick(Duration::ZERO, Phase::Check, || 2);
+    assert!(client.is_complete());
 }

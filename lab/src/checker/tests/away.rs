@@ -95,3 +95,39 @@ fn a_device_never_gets_what_it_missed_while_it_was_away() {
     });
     assert_eq!(leak, ["leak-after-kick"]);
 }
+
+/// A message whose content is from after a leave is `expired` for the user who left, who may also be back since.
+#[test]
+fn message_edited_after_a_leave_may_be_missing_and_no_other() {
+    let (tape, complete) = away();
+    let lost = |edited_at: u64| {
+        let lose_third = |it: &mut Vec<Stamped<String>>| {
+            it.remove(complete);
+            it.retain(|it| !matches!(it.event, HistoryEvent::Recv { seq: 3, .. }));
+        };
+        let mut tape = tape.clone();
+        let first_row = tape.at(|event| matches!(event, HistoryEvent::LogMember { .. }));
+        let rows = tape.0.split_off(first_row);
+        tape.add(HistoryEvent::EditInv { conv: "g:g", of: 3, cid: "e3", body: body_of("e3"), was: 0 });
+        tape.0.extend(rows);
+        for it in &mut tape.0 {
+            match &mut it.event {
+                HistoryEvent::LogMessage { seq: 3, body, .. } => *body = body_of("e3"),
+                HistoryEvent::LogMember { seq, .. } | HistoryEvent::LogMessage { seq, .. }
+                    if *seq >= edited_at =>
+                {
+                    *seq += 1;
+                }
+                HistoryEvent::SendOk { seq, .. } | HistoryEvent::Recv { seq, .. } if *seq >= edited_at => {
+                    *seq += 1;
+                }
+                _ => {}
+            }
+        }
+        tape.add(HistoryEvent::LogEdit { conv: "g:g", seq: edited_at, of: 3, cid: "e3" });
+        tape.with(lose_third)
+    };
+    assert!(lost(5).is_empty(), "the edit came after the removal: {:?}", lost(5));
+    assert_eq!(lost(4), ["never-got"], "the edit came before the removal");
+    assert_eq!(lost(8), ["never-got"], "the edit came when the user was back");
+}

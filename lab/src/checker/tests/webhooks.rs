@@ -25,6 +25,7 @@ fn repeated_deliveries_are_counted_and_allowed() {
     let report = check(&tape().history(), Budget::default());
     assert!(report.is_clean(), "{:?}", report.violations);
     assert_eq!((report.delivered, report.delivered_again), (9, 1));
+    assert_eq!(report.delivered_by, BTreeMap::from([("webhook", 9)]));
 }
 
 fn is(it: &Stamped<String>, wanted: &str, at: u64) -> bool {
@@ -110,7 +111,9 @@ fn faults_of_a_reader_are_named_by_what_it_reads() {
         ("topic", ["topic-lost", "topic-order", "topic-phantom"]),
     ] {
         let tape = taken_by(reader);
-        assert!(check(&tape.history(), Budget::default()).is_clean());
+        let report = check(&tape.history(), Budget::default());
+        assert!(report.is_clean(), "{:?}", report.violations);
+        assert_eq!(report.delivered_by, BTreeMap::from([(reader, 9)]));
         let lost = tape.with(|events| events.retain(|it| !is(it, "g:g", 4)));
         assert_eq!(lost, [rules[0]]);
         let passed = tape.with(|events| {

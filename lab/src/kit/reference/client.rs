@@ -69,7 +69,7 @@ impl Client {
         let chained = options["chain"] == true;
         let mut hello = json!({
             "version": 1, "device": command["device"], "settings": options["settings"],
-            "features": ["refresh", "react"],
+            "features": ["refresh", "react", "watch"],
         });
         if chained {
             let settings = if hello["settings"].is_object() { hello["settings"].take() } else { json!({}) };

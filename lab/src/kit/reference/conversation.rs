@@ -1,7 +1,7 @@
-//! What a client has of a conversation: entries, recalls, and what its user has removed.
+//! What a client has of a conversation: entries, recalls, edits, and what its user has removed.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,8 @@ pub(super) struct Conversation {
     /// Highest known seq.
     known: u64,
     recalled: BTreeSet<u64>,
+    /// Newest edit of each message that has one.
+    edits: BTreeMap<u64, u64>,
     cleared: u64,
     hidden: BTreeSet<u64>,
     /// When a pull of the hole is due.
@@ -85,6 +87,14 @@ impl Conversation {
 
     pub(super) fn recall(&mut self, seq: u64) {
         self.recalled.insert(seq);
+    }
+
+    /// Notes an edit of a message. Returns whether it is the newest one.
+    pub(super) fn edit(&mut self, of: u64, edit: u64) -> bool {
+        let newest = self.edits.entry(of).or_default();
+        let is_newer = edit > *newest;
+        *newest = edit.max(*newest);
+        is_newer
     }
 
     /// Returns whether the content of an entry may be reported.

@@ -7,11 +7,12 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{Faults, PlantedFault, conversation::Conversation, outbox::Outbox};
+use super::{Faults, PlantedFault, conversation::Conversation, outbox::Outbox, presence::Watches};
 
 /// Commands that a client takes between `connect` and `drop`.
-pub(super) const COMMANDS: [&str; 12] = [
-    "send", "read", "recall", "clear", "hide", "leave", "join", "signal", "react", "pull", "online", "close",
+pub(super) const COMMANDS: [&str; 15] = [
+    "send", "read", "recall", "edit", "clear", "hide", "leave", "join", "signal", "react", "pull", "watch",
+    "unwatch", "online", "close",
 ];
 
 /// Fields of commands that are no fields of the request.
@@ -25,8 +26,9 @@ pub(super) struct Machine {
     whole: bool,
     conversations: BTreeMap<String, Conversation>,
     rooms: BTreeSet<String>,
-    /// Whether the node of the last login has reactions.
-    has_reactions: bool,
+    watches: Watches,
+    /// Optional parts of the protocol that the node of the last login has; `None` before a login.
+    features: Option<BTreeSet<String>>,
     room_messages: BTreeSet<(String, String)>,
     /// Pulls of holes under way, by request.
     pulls: BTreeMap<u64, String>,
@@ -46,7 +48,8 @@ impl Machine {
             whole,
             conversations: BTreeMap::new(),
             rooms: BTreeSet::new(),
-            has_reactions: false,
+            watches: Watches::default(),
+            features: None,
             room_messages: BTreeSet::new(),
             pulls: BTreeMap::new(),
             acks: BTreeMap::new(),
@@ -85,9 +88,14 @@ impl Machine {
     /// Notes a request of the application.
     pub(super) fn command(&mut self, command: &Value, now: Instant) {
         let kind = command["do"].as_str().unwrap_or_default();
-        if kind == "react" && !self.has_reactions && !self.has(PlantedFault::IgnoreFeatures) {
-            self.events
-                .push(json!({"event": "failed", "as": command["as"], "code": 0, "name": "UNSUPPORTED"}));
+        let lacks = match kind {
+            "react" => self.features.is_none() || self.lacks("react"),
+            // Before a login it is not known what the node has.
+            "watch" | "unwatch" => self.lacks("watch"),
+            _ => false,
+        };
+        if lacks {
+            self.unsupported(&command["as"]);
             return;
         }
         let mut body = command.clone();
@@ -102,7 +110,31 @@ impl Machine {
         if let ("leave", Some(room)) = (kind, command["room"].as_str()) {
             self.rooms.remove(room);
         }
+        let conversation = command["conversation"].as_str().unwrap_or_default();
+        let kind = match kind {
+            "watch" => {
+                self.watches.begin(conversation);
+                kind
+            }
+            "unwatch" => {
+                self.events.extend(self.watches.end(conversation));
+                body["stop"] = true.into();
+                "watch"
+            }
+            _ => kind,
+        };
         self.outbox.add(command["as"].clone(), kind, body, now);
+    }
+
+    /// Returns whether the node of the last login is known to lack an optional part of the protocol.
+    fn lacks(&self, feature: &str) -> bool {
+        let is_missing = self.features.as_ref().is_some_and(|features| !features.contains(feature));
+        is_missing && !self.has(PlantedFault::IgnoreFeatures)
+    }
+
+    /// Reports that a request needs what the node does not have.
+    fn unsupported(&mut self, tag: &Value) {
+        self.events.push(json!({"event": "failed", "as": tag, "code": 0, "name": "UNSUPPORTED"}));
     }
 
     /// Returns the `hello` of a new connection.
@@ -115,8 +147,19 @@ impl Machine {
     /// Notes a login, and prepares the first frames.
     pub(super) fn live(&mut self, welcome: &Value, now: Instant) {
         self.outbox.welcomed(welcome["nextId"].as_str().unwrap_or_default());
-        let mut features = welcome["features"].as_array().into_iter().flatten();
-        self.has_reactions = features.any(|feature| feature == "react");
+        let features = welcome["features"].as_array().into_iter().flatten();
+        self.features = Some(features.filter_map(|it| it.as_str().map(str::to_owned)).collect());
+        if self.lacks("watch") {
+            for item in self.outbox.take_kind("watch") {
+                self.watches.end(item.body["conversation"].as_str().unwrap_or_default());
+                self.unsupported(&item.tag);
+            }
+        } else if !self.has(PlantedFault::NoRejoin) {
+            for conversation in self.watches.again() {
+                let id = self.outbox.request_id();
+                self.frames.push(json!({"id": id, "watch": {"conversation": conversation}}));
+            }
+        }
         if !self.has(PlantedFault::NoRejoin) {
             for room in self.rooms.clone() {
                 let id = self.outbox.request_id();
@@ -143,6 +186,10 @@ impl Machine {
             self.conversations.entry(key).or_default().postpone(now);
         }
         self.frames.clear();
+        // After a move the lists of the old connection hold until the new one reports.
+        if up_to == u64::MAX {
+            self.events.extend(self.watches.lost());
+        }
     }
 
     /// Handles a frame of the node, other than those of the connection itself.
@@ -167,15 +214,23 @@ impl Machine {
                 let unread = body["unread"].as_u64().unwrap_or_default();
                 self.events.push(json!({"event": "synced", "unread": unread}));
             }
+            "presence" => {
+                let merges = self.has(PlantedFault::MergeReports);
+                self.events.extend(self.watches.report(body, merges));
+            }
             "cleared" => self.cleared(body["conversation"].clone(), body["seq"].as_u64().unwrap_or_default()),
             "hidden" => self.hidden(body["conversation"].clone(), &body["seqs"]),
-            "receipt" | "signal" | "notice" | "shed" => {
+            "receipt" | "signal" | "notice" | "shed" | "roomStats" => {
                 let mut event = body.clone();
                 event["event"] = kind.as_str().into();
                 if kind == "shed" && event["count"].is_null() {
                     event["count"] = 0.into();
                 }
                 self.events.push(event);
+                if body["kind"] == "NOTICE_KIND_ROOM_REMOVED" {
+                    let key = body["conversation"].as_str().unwrap_or_default();
+                    self.rooms.remove(key.strip_prefix("r:").unwrap_or(key));
+                }
             }
             _ => {}
         }
@@ -216,6 +271,8 @@ impl Machine {
         }
         if let Some(recalled) = entry["recall"]["seq"].as_u64() {
             self.recalled(entry["conversation"].clone(), recalled);
+        } else if entry["edit"].is_object() {
+            self.edited(entry, seq);
         } else if entry["event"].is_object() {
             self.report(entry, "change");
         } else if self.conversation(entry).shows(seq) || self.has(PlantedFault::ReportRecalled) {
@@ -238,6 +295,20 @@ impl Machine {
         let key = conversation.as_str().unwrap_or_default().to_owned();
         self.conversations.entry(key).or_default().recall(seq);
         self.events.push(json!({"event": "recalled", "conversation": conversation, "seq": seq}));
+    }
+
+    /// Reports an edit, without its content if its message was recalled or has a later one.
+    fn edited(&mut self, entry: &Value, edit: u64) {
+        let of = entry["edit"]["seq"].as_u64().unwrap_or_default();
+        let reports_old = self.has(PlantedFault::ReportOldEdits);
+        let conversation = self.conversation(entry);
+        let is_newest = conversation.edit(of, edit) || reports_old;
+        let mut event =
+            json!({"event": "edited", "conversation": entry["conversation"], "seq": of, "edit": edit});
+        if is_newest && conversation.shows(of) {
+            event["content"] = entry["edit"]["content"].clone();
+        }
+        self.events.push(event);
     }
 
     fn state(&mut self, state: &Value, now: Instant) {
@@ -312,12 +383,15 @@ impl Machine {
     fn answer(&mut self, id: u64, kind: &str, body: &Value, now: Instant) {
         let Some(item) = self.outbox.answered(id) else { return };
         let is_room = body["conversation"].as_str().is_none_or(|key| key.starts_with("r:"));
-        if let (Some(seq), false) = (body["seq"].as_u64(), is_room) {
-            // The connection that sent a message gets no push of it.
+        if let (Some(seq), "send", false) = (body["seq"].as_u64(), item.kind.as_str(), is_room) {
+            // The connection that sent a message gets no push of it, but of its recalls and edits.
             self.conversation(body).add(seq, now);
         }
         if item.kind == "join" {
             self.rooms.insert(item.body["room"].as_str().unwrap_or_default().to_owned());
+        }
+        if item.kind == "watch" {
+            self.watches.agreed(item.body["conversation"].as_str().unwrap_or_default());
         }
         let mut event = if kind == "sendAck" { body.clone() } else { json!({}) };
         event["event"] = if item.kind == "send" { "sent" } else { "done" }.into();
@@ -348,6 +422,10 @@ impl Machine {
             self.outbox.retry(id, wait, now);
         } else if let Some(item) = self.outbox.answered(id) {
             let (code, name) = (&error["code"], &error["name"]);
+            if item.kind == "watch" {
+                let conversation = item.body["conversation"].as_str().unwrap_or_default();
+                self.events.extend(self.watches.end(conversation));
+            }
             self.events.push(json!({"event": "failed", "as": item.tag, "code": code, "name": name}));
         }
     }

@@ -1,7 +1,7 @@
 //! Requests without an answer, in their order, and the chain of their ids.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -9,17 +9,31 @@ use serde_json::{Value, json};
 
 use super::{Faults, PlantedFault};
 
+/// Messages that keep their order.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Line {
+    Chain,
+    Room(String),
+}
+
 /// A request of the application.
 pub(super) struct Pending {
     pub(super) tag: Value,
     pub(super) kind: String,
     pub(super) body: Value,
-    is_chained: bool,
+    /// Line that the message keeps its place in.
+    line: Option<Line>,
     attempt: u32,
     /// Id on the connection.
     request: u64,
     /// When it may be sent; `None` while it waits for an answer.
     due: Option<Instant>,
+}
+
+impl Pending {
+    fn is_chained(&self) -> bool {
+        self.line == Some(Line::Chain)
+    }
 }
 
 /// Requests of a client. Ids of requests are never used twice, over all connections.
@@ -64,8 +78,13 @@ impl Outbox {
     /// Adds a request.
     pub(super) fn add(&mut self, tag: Value, kind: &str, mut body: Value, now: Instant) {
         // Rooms have no chain.
-        let is_room = body["conversation"].as_str().is_some_and(|key| key.starts_with("r:"));
-        let is_chained = self.chained && kind == "send" && !is_room;
+        let room = body["conversation"].as_str().filter(|key| key.starts_with("r:"));
+        let line = room.map_or(Line::Chain, |key| Line::Room(key.to_owned()));
+        let line = (self.chained && kind == "send").then_some(line);
+        let is_chained = line == Some(Line::Chain);
+        if kind == "edit" {
+            body["msgId"] = self.fresh().into();
+        }
         if kind == "send" {
             let reserved = if is_chained { self.reserved.take() } else { None };
             let id = reserved.unwrap_or_else(|| self.fresh());
@@ -77,12 +96,12 @@ impl Outbox {
         }
         let due = Some(now);
         let kind = kind.to_owned();
-        self.items.push_back(Pending { tag, kind, body, is_chained, attempt: 0, request: 0, due });
+        self.items.push_back(Pending { tag, kind, body, line, attempt: 0, request: 0, due });
     }
 
     /// Returns the id that `hello` declares.
     pub(super) fn declared(&self) -> Option<String> {
-        let first = self.items.iter().find(|item| item.is_chained);
+        let first = self.items.iter().find(|item| item.is_chained());
         let first = first.and_then(|item| item.body["msgId"].as_str()).map(str::to_owned);
         if self.chained { first.or_else(|| self.reserved.clone()) } else { None }
     }
@@ -97,17 +116,18 @@ impl Outbox {
     /// Returns the frames that are due, in order.
     pub(super) fn due(&mut self, now: Instant) -> Vec<Value> {
         let mut frames = Vec::new();
+        let mut waiting = HashSet::new();
         for at in 0..self.items.len() {
-            let is_due = self.items[at].due.is_some_and(|due| due <= now);
-            let is_chained = self.items[at].is_chained;
-            if !is_due {
-                // Nothing of the chain may overtake what still waits.
-                if is_chained && self.items[at].due.is_some() {
-                    break;
-                }
+            let item = &self.items[at];
+            let line = item.line.clone();
+            let is_due = item.due.is_some_and(|due| due <= now);
+            if !is_due || line.as_ref().is_some_and(|line| waiting.contains(line)) {
+                // Nothing of a line may overtake what still waits in it.
+                let overtakes = self.has(PlantedFault::OvertakeInRoom) && !item.is_chained();
+                waiting.extend(line.filter(|_| item.due.is_some() && !overtakes));
                 continue;
             }
-            let next = is_chained.then(|| self.next_id(at));
+            let next = item.is_chained().then(|| self.next_id(at));
             let request = self.request_id();
             let attempt = if self.has(PlantedFault::KeepAttempt) { 0 } else { self.items[at].attempt };
             if attempt > 0 && self.has(PlantedFault::NewMsgId) {
@@ -133,7 +153,7 @@ impl Outbox {
             let later = self.order.iter().skip_while(|id| Some(id.as_str()) != own).nth(1);
             return later.cloned().or_else(|| self.reserved.clone());
         }
-        let later = self.items.iter().skip(at + 1).find(|item| item.is_chained);
+        let later = self.items.iter().skip(at + 1).find(|item| item.is_chained());
         let later = later.and_then(|item| item.body["msgId"].as_str()).map(str::to_owned);
         later.or_else(|| self.reserved.clone())
     }
@@ -173,6 +193,13 @@ impl Outbox {
             self.items.push_back(item);
         }
         lost
+    }
+
+    /// Takes all requests of a kind.
+    pub(super) fn take_kind(&mut self, kind: &str) -> VecDeque<Pending> {
+        let (taken, left) = std::mem::take(&mut self.items).into_iter().partition(|item| item.kind == kind);
+        self.items = left;
+        taken
     }
 
     /// Returns the highest id of a request.

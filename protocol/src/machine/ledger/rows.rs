@@ -215,6 +215,26 @@ pub struct Delta {
     pub keys: Vec<(Hash16, Key)>,
 }
 
+impl Delta {
+    /// Creates the move of the position without changes, with rules that compare with all keys.
+    pub fn new(from: Position, to: Position) -> Self {
+        Self {
+            from,
+            to,
+            rules: Rules::default(),
+            rows: Vec::new(),
+            edited: Vec::new(),
+            recalled: Vec::new(),
+            pruned: Vec::new(),
+            heads: Vec::new(),
+            members: Vec::new(),
+            stays: Vec::new(),
+            devices: Vec::new(),
+            keys: Vec::new(),
+        }
+    }
+}
+
 /// Name of a row that is not cached.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Need {

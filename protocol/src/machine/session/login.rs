@@ -17,7 +17,7 @@ use std::{borrow::Cow, time::Duration};
 const PROTOCOL_VERSION: u32 = 1;
 
 /// Optional parts of the protocol that this version has. Welcome names those that Hello names.
-const FEATURES: [&str; 2] = ["refresh", "react"];
+const FEATURES: [&str; 3] = ["refresh", "react", "watch"];
 
 /// Fields of a Hello that Welcome needs.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl Session {
             server_time: login.server_time_ms,
             next_id: next_id.to_string(),
             resumed: Some(login.resumed),
-            settings: Some(self.settings.for_welcome(chained)),
+            settings: Some(self.settings.for_welcome(chained, &settings)),
             features: features.into_iter().map(str::to_owned).collect(),
         };
         self.push_frame(id, ServerBody::Welcome(welcome), out);

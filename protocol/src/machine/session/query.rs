@@ -1,4 +1,4 @@
-//! Queries on stored conversations: Pull, Sync, Read, Recall, Edit, Clear, Hide, Leave of a group, and Ping with positions.
+//! Queries on stored conversations: Pull, Sync, Read, Recall, Edit, Clear, Hide, Watch, Leave of a group, and Ping with positions.
 //!
 //! One query is open at a time, and reading stops meanwhile, so that answers, which may be large, never accumulate for
 //! a client that queries faster than it reads. The driver passes in the answer in one or more parts, and ends the query
@@ -82,6 +82,13 @@ pub enum Query {
     },
     /// Ends the user's membership in the group by a record of the log; replies Done.
     Leave(ConversationId),
+    /// Begins or ends reports of who of a conversation is online; replies Done.
+    Watch {
+        /// Direct conversation of the user, or group.
+        conversation: ConversationId,
+        /// Whether the reports end.
+        stop: bool,
+    },
 }
 
 impl Query {
@@ -280,6 +287,26 @@ impl Session {
         self.open_query(id, query, limits, out);
     }
 
+    pub(super) fn handle_watch(
+        &mut self,
+        id: u64,
+        watch: &pb::Watch,
+        limits: &SessionLimits,
+        out: &mut Vec<Action>,
+    ) {
+        let query = parse(&watch.conversation).and_then(|conversation| match conversation.kind() {
+            ConversationKind::Room(_) => {
+                let cure = "a live room reports no presence; its members are counted in roomStats";
+                Err((Code::Unsupported, cure.to_owned()))
+            }
+            ConversationKind::Direct(..) | ConversationKind::Group(_) => {
+                let conversation = self.checked(conversation)?;
+                Ok(Query::Watch { conversation, stop: watch.stop })
+            }
+        });
+        self.open_query(id, query, limits, out);
+    }
+
     pub(super) fn handle_sync(
         &mut self,
         id: u64,
@@ -326,7 +353,11 @@ impl Session {
 
     /// Parses a conversation key; refuses rooms, and direct conversations of other users.
     fn queryable(&self, key: &str) -> Result<ConversationId, Refusal> {
-        let conversation = parse(key)?;
+        parse(key).and_then(|conversation| self.checked(conversation))
+    }
+
+    /// Returns a conversation that the user may query: a group, or a direct conversation of the user.
+    fn checked(&self, conversation: ConversationId) -> Result<ConversationId, Refusal> {
         let mine = self.identity.as_ref().is_some_and(|me| conversation.is_direct_of(&me.user));
         match conversation.kind() {
             ConversationKind::Direct(..) if !mine => {

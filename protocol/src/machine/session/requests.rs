@@ -8,8 +8,29 @@ use crate::{
 };
 use std::time::Duration;
 
+/// Message of the refusal of a join whose client was removed from the room meanwhile.
+const REMOVED_FROM_ROOM: &str = "removed from the room";
+
+/// Join without an outcome.
+#[derive(Debug)]
+pub(super) struct PendingJoin {
+    id: u64,
+    room: RoomId,
+    end: Option<JoinEnd>,
+}
+
+/// Reason why a client left a room before its join had an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum JoinEnd {
+    /// The client itself left.
+    Left,
+    /// An administrator removed it.
+    Removed,
+}
+
 impl Session {
-    /// Handles the outcome of an [`Action::Join`].
+    /// Handles the outcome of an [`Action::Join`]. A join for which [`Self::is_removed_join`] holds is refused with
+    /// `NOT_A_MEMBER`.
     pub fn joined(
         &mut self,
         id: u64,
@@ -19,11 +40,15 @@ impl Session {
         now: Time,
         out: &mut Vec<Action>,
     ) {
-        self.end_join(room);
+        let is_removed = self.end_join(id, room) == Some(JoinEnd::Removed);
         if !matches!(self.state, State::Live | State::Leaving { .. }) {
             return;
         }
         match outcome {
+            // It is no mistake of the client, so it does not count as an error.
+            Ok(()) if is_removed => {
+                self.push_frame(id, ServerBody::Error(Code::NotAMember.error(REMOVED_FROM_ROOM)), out);
+            }
             Ok(()) => self.done(id, out),
             Err((code, message)) => {
                 self.forget_room(room);
@@ -40,7 +65,7 @@ impl Session {
 
     /// Refuses an [`Action::Join`], which was not carried out, for the time that the error names.
     pub fn join_deferred(&mut self, id: u64, room: &RoomId, error: pb::Error, out: &mut Vec<Action>) {
-        self.end_join(room);
+        self.end_join(id, room);
         if matches!(self.state, State::Live | State::Leaving { .. }) {
             self.forget_room(room);
             self.push_frame(id, ServerBody::Error(error), out);
@@ -83,6 +108,7 @@ impl Session {
             ClientBody::Hide(hide) => self.handle_hide(id, hide, limits, out),
             ClientBody::Signal(signal) => self.handle_signal(id, signal, limits, now, out),
             ClientBody::React(react) => self.handle_react(id, &react, limits, now, out),
+            ClientBody::Watch(watch) => self.handle_watch(id, &watch, limits, out),
             ClientBody::Sync(sync) => self.handle_sync(id, &sync, limits, out),
             ClientBody::Pull(pull) => self.handle_pull(id, pull, limits, out),
             ClientBody::Refresh(refresh) => out.push(Action::Refresh { id, token: refresh.token }),
@@ -101,7 +127,7 @@ impl Session {
             Ok(_) if self.places_taken() >= limits.rooms_max => self.refuse(id, Code::Busy, "", limits, out),
             Ok(room) => {
                 self.rooms.push(room.clone());
-                self.joining.push(room.clone());
+                self.joining.push(PendingJoin { id, room: room.clone(), end: None });
                 out.push(Action::Join { id, room });
             }
         }
@@ -115,6 +141,7 @@ impl Session {
             Err(error) => self.refuse(id, Code::BadId, &error.to_string(), limits, out),
             Ok(room) => {
                 if self.forget_room(&room) {
+                    self.mark_joins(&room, JoinEnd::Left);
                     out.push(Action::Leave { room });
                 }
                 self.done(id, out);
@@ -122,19 +149,52 @@ impl Session {
         }
     }
 
+    /// Removes the client from a room on behalf of an administrator, and reports it; returns false if it neither is in it
+    /// nor joins it. A join without an outcome is refused later, see [`Self::is_removed_join`].
+    pub fn remove_from_room(&mut self, room: &RoomId, reason: &str, out: &mut Vec<Action>) -> bool {
+        if matches!(self.state, State::Closed) || !self.forget_room(room) {
+            return false;
+        }
+        self.mark_joins(room, JoinEnd::Removed);
+        out.push(Action::Leave { room: room.clone() });
+        let notice = pb::Notice {
+            kind: pb::NoticeKind::RoomRemoved as i32,
+            conversation: ConversationId::room(room).to_string(),
+            message: reason.to_owned(),
+            ..pb::Notice::default()
+        };
+        self.push_frame(0, ServerBody::Notice(notice), out);
+        true
+    }
+
+    /// Returns whether an administrator has removed the client from the room since the [`Action::Join`] with this id, which
+    /// then must not be carried out any more: the driver reports it as [`Self::joined`].
+    pub fn is_removed_join(&self, id: u64, room: &RoomId) -> bool {
+        let of_join = |it: &&PendingJoin| it.id == id && it.room == *room;
+        self.joining.iter().find(of_join).is_some_and(|it| it.end == Some(JoinEnd::Removed))
+    }
+
     /// Returns the number of joined rooms and of joins without an outcome: leaving a room that is being joined does not
     /// free its place yet.
     fn places_taken(&self) -> usize {
-        let is_joined = |room: &&RoomId| !self.joining.contains(room);
+        let is_joined = |room: &&RoomId| !self.joining.iter().any(|it| it.room == **room);
         self.joining.len() + self.rooms.iter().filter(is_joined).count()
     }
 
-    fn end_join(&mut self, room: &RoomId) {
-        if let Some(at) = self.joining.iter().position(|joining| joining == room) {
-            self.joining.remove(at);
-        }
+    /// Ends a join that has its outcome; returns why the client left the room before, if it did.
+    fn end_join(&mut self, id: u64, room: &RoomId) -> Option<JoinEnd> {
+        let at = self.joining.iter().position(|it| it.id == id && it.room == *room)?;
+        let ended = self.joining.remove(at);
         if self.joining.is_empty() {
             self.joining = Vec::new();
+        }
+        ended.end
+    }
+
+    /// Notes why the client leaves a room for its joins without an outcome; those that it left before keep their reason.
+    fn mark_joins(&mut self, room: &RoomId, end: JoinEnd) {
+        for join in self.joining.iter_mut().filter(|it| it.room == *room) {
+            join.end.get_or_insert(end);
         }
     }
 

@@ -8,7 +8,7 @@ use crate::{
     machine::{chain::ChainLimits, reactions::ReactionKind, window::WindowLimits},
     pb,
     record::Hash16,
-    settings::{Retention, Search, Unread, UserSettings, Viewing},
+    settings::{Retention, Unread, UserSettings, Viewing},
     trace::TraceContext,
 };
 use bytes::Bytes;
@@ -236,6 +236,13 @@ pub struct Submit {
     pub ruling: Ruling,
 }
 
+impl Submit {
+    /// Returns the bytes of the content, and of that of the client if the application has replaced it.
+    pub fn content_bytes(&self) -> usize {
+        self.content.len() + self.ruling.sent.as_ref().map_or(0, Bytes::len)
+    }
+}
+
 /// Decision of the application about a message before its append; the driver sets it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ruling {
@@ -357,7 +364,6 @@ pub(super) struct EffectiveSettings {
     pub(super) ack_timeout_ms: u32,
     pub(super) ack_tries: u8,
     pub(super) viewing: Viewing,
-    pub(super) search: Search,
 }
 
 impl EffectiveSettings {
@@ -366,7 +372,6 @@ impl EffectiveSettings {
         ack_timeout_ms: 0,
         ack_tries: 0,
         viewing: Viewing { unread: Unread::All, retention: Retention::Forever },
-        search: Search::On,
     };
 
     pub(super) fn of(settings: &UserSettings, limits: &SessionLimits) -> Self {
@@ -397,12 +402,11 @@ impl EffectiveSettings {
                 unread: settings.unread.unwrap_or_default(),
                 retention: settings.retention.unwrap_or_default(),
             },
-            search: settings.search.unwrap_or_default(),
         }
     }
 
-    /// Returns the settings that Welcome reports.
-    pub(super) fn for_welcome(&self, chain: bool) -> pb::Settings {
+    /// Returns the settings that Welcome reports, with those of the user that have no effect on the connection.
+    pub(super) fn for_welcome(&self, chain: bool, settings: &UserSettings) -> pb::Settings {
         pb::Settings {
             chain,
             ack_timeout_ms: self.ack_timeout_ms,
@@ -410,7 +414,8 @@ impl EffectiveSettings {
             heartbeat_ms: self.heartbeat_ms,
             unread: self.viewing.unread.word().to_owned(),
             retention: self.viewing.retention.word().to_owned(),
-            search: self.search.word().to_owned(),
+            search: settings.search.unwrap_or_default().word().to_owned(),
+            presence: settings.presence.unwrap_or_default().word().to_owned(),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 pub struct WaitingSettings {
     /// Shortest time between two notices about a conversation to a user.
     pub repeat: Duration,
-    /// Time for which a notice fails while others succeed, until it is dropped.
+    /// Time for which a notice fails while others succeed, until it is dropped, if it is not refused.
     pub failing_max: Duration,
     /// Most notices of a round that have failed before, each of which is a request of its own; at least one.
     pub alone_max: usize,
@@ -66,19 +66,44 @@ pub struct WaitingPage {
     pub next: WaitingLook,
 }
 
+/// Seqs of messages that mention a user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MentionSeqs {
+    /// Lowest seq.
+    pub oldest: u64,
+    /// Highest seq.
+    pub newest: u64,
+}
+
+impl MentionSeqs {
+    /// Returns those of one message.
+    pub(super) const fn of(seq: u64) -> Self {
+        Self { oldest: seq, newest: seq }
+    }
+
+    /// Returns those of both.
+    pub(super) fn with(self, other: Self) -> Self {
+        Self { oldest: self.oldest.min(other.oldest), newest: self.newest.max(other.newest) }
+    }
+}
+
 /// Notice that may be due: messages of a conversation since the last notice to the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingNotice {
     /// Recipient.
     pub user: UserId,
+    /// Oldest message: the user may see it although the newest is above a bound of the user.
+    pub oldest: WaitingMessage,
     /// Newest message.
     pub newest: WaitingMessage,
     /// Number of messages.
     pub count: u64,
-    /// Seq of the newest of them that mentions the user.
-    pub mentioned: Option<u64>,
-    /// Whether it is sent in a request of its own, because it has failed before.
+    /// Seqs of the oldest and the newest of them that mention the user.
+    pub mentioned: Option<MentionSeqs>,
+    /// Whether it is sent in a request of its own, because it has failed before, or probes a receiver that fails.
     pub is_alone: bool,
+    /// Whether it has failed before.
+    pub has_failed: bool,
 }
 
 /// Notices that are decided together.
@@ -107,6 +132,17 @@ pub enum WaitingOutcome {
     Gone,
     /// The node could not decide it.
     Undecided,
+}
+
+/// Notice that is dropped, because the receiver has not taken it for too long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DroppedNotice {
+    /// Recipient.
+    pub user: UserId,
+    /// Conversation.
+    pub conversation: ConversationId,
+    /// Seq of the newest message.
+    pub seq: u64,
 }
 
 /// Number up to which everything of a partition is decided, to be saved.

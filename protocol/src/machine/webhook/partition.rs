@@ -6,6 +6,7 @@ use super::{
     WebhookChange, WebhookPage, WebhookSave, WebhookSettings, WebhookStep,
     cursor::{LANES_MAX, WebhookCursor},
     lane::Lane,
+    missing::MissingNumbers,
     parking::Parking,
 };
 use crate::{Time, id::ConversationId};
@@ -40,8 +41,8 @@ pub(super) struct Partition {
     pub(super) in_flight: usize,
     /// End of the time for requests in flight, while the partition is handed over.
     release_at: Option<Time>,
-    /// Last number that was reported as missing in the feed.
-    gap_end: u64,
+    /// Numbers that were reported as missing in the feed.
+    missing: MissingNumbers,
     /// Orders that wait for the end of the requests in flight, at most [`WEBHOOK_ORDERS_MAX`].
     orders: VecDeque<WebhookStep>,
     /// Last order that was carried out.
@@ -101,7 +102,7 @@ impl Partition {
             read_turn: 0,
             in_flight: 0,
             release_at: None,
-            gap_end: 0,
+            missing: MissingNumbers::new(),
             orders: VecDeque::new(),
             last_order: cursor.last_order,
             is_disabled: cursor.is_disabled,
@@ -169,7 +170,7 @@ impl Partition {
         self.parking.retain(|conversation| lanes[lane_of(conversation, lanes.len())].read() > after);
         self.parking.await_replay(now);
         self.lanes = lanes.iter().map(|_| Lane::new(after, settings.batch_max)).collect();
-        self.gap_end = self.gap_end.min(after);
+        self.missing.forget_above(after);
     }
 
     /// Notes that the newest number of the feed is this: the store fell back to an older state. What it lacks comes again, and
@@ -178,7 +179,7 @@ impl Partition {
         (self.newest, self.is_in_doubt) = (newest, false);
         self.lanes.iter_mut().for_each(|lane| lane.fall_back(newest));
         self.parking.await_replay(now);
-        self.gap_end = self.gap_end.min(newest);
+        self.missing.forget_above(newest);
         self.in_flight = 0;
         self.unsaved.add(1, now);
     }
@@ -259,9 +260,7 @@ impl Partition {
         }
         self.handle_newest(last);
         self.unsaved.add(1, now);
-        let is_new = last > self.gap_end;
-        self.gap_end = self.gap_end.max(last);
-        is_new
+        self.missing.note(missing) > 0
     }
 
     /// Returns whether requests may be sent: the cursor is not too old.

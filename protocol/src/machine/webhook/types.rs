@@ -244,9 +244,10 @@ pub enum WebhookNotice {
 }
 
 /// State of an endpoint on a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WebhookState {
     /// Events are sent.
+    #[default]
     Active,
     /// Nothing succeeds.
     Failing,

@@ -203,6 +203,24 @@ fn timeout_counts_from_the_last_progress() {
 }
 
 #[test]
+fn chain_is_blocked_since_its_last_progress_whatever_was_alarmed() {
+    let mut chain = chain(0);
+    assert_eq!(chain.blocked_since(), None, "nothing is held");
+    offer(&mut chain, 1, at(10));
+    offer(&mut chain, 3, at(20));
+    assert_eq!(chain.blocked_since(), Some(at(10)));
+    assert!(matches!(chain.handle_timeout(at(110)), Some(ChainAlarm::Blocked { .. })));
+    assert_eq!(chain.blocked_since(), Some(at(10)), "an alarm is no progress");
+    offer(&mut chain, 0, at(120));
+    assert_eq!(chain.blocked_since(), None, "one is ready");
+    assert_eq!(release(&mut chain, at(130)), [0, 1]);
+    assert_eq!(chain.blocked_since(), Some(at(130)), "3 waits for 2");
+    chain.handle_timeout(at(230));
+    assert!(matches!(chain.handle_timeout(at(330)), Some(ChainAlarm::Skipped { .. })));
+    assert_eq!(chain.blocked_since(), None, "3 is ready");
+}
+
+#[test]
 fn saved_state_with_its_expected_id_as_done_is_repaired() {
     let mut chain = Chain::resume(id(3), [id(2), id(3)], LIMITS);
     assert_eq!(offer(&mut chain, 3, T0), Offer::Ready);

@@ -192,7 +192,8 @@ fn chain_starts_at_the_declared_saved_or_fresh_id() {
 
 #[test]
 fn welcome_names_the_features_that_both_sides_have() {
-    let cases: [(&[&str], &[&str]); 4] = [
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["watch", "react"], &["react", "watch"]),
         (&["react", "refresh", "later"], &["refresh", "react"]),
         (&["react"], &["react"]),
         (&["later"], &[]),

@@ -37,7 +37,7 @@ enum Op {
 
 fn other() -> impl Strategy<Value = ClientBody> {
     let text = prop_oneof![Just("g:a"), Just("a"), Just("b"), Just("c d"), Just("")];
-    (text, 0..11u8).prop_map(|(text, kind)| {
+    (text, 0..12u8).prop_map(|(text, kind)| {
         let (conversation, room) = (text.to_owned(), text.to_owned());
         match kind {
             0 => ClientBody::Ack(pb::Ack { conversation, seq: 1 }),
@@ -49,6 +49,7 @@ fn other() -> impl Strategy<Value = ClientBody> {
             7 => ClientBody::Pong(pb::Pong::default()),
             8 => ClientBody::Recall(pb::Recall { conversation, seq: 1 }),
             9 => ClientBody::Leave(pb::Leave { conversation, ..Default::default() }),
+            10 => ClientBody::Watch(pb::Watch { conversation, stop: false }),
             _ => ClientBody::Sync(pb::Sync::default()),
         }
     })

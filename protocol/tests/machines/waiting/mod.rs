@@ -1,5 +1,6 @@
 //! Notices that messages wait: by example, and against a model with crashes, outages and reads in between.
 
+mod failing;
 mod model;
 
 use std::time::Duration;
@@ -8,8 +9,9 @@ use tidegate_protocol::{
     Time,
     id::{ConversationId, UserId},
     machine::waiting::{
-        REFUSED_MAX, ROUND_MAX, WAITING_MAX, Waiting, WaitingLook, WaitingMessage, WaitingNotice,
-        WaitingOutcome, WaitingPage, WaitingRecipient, WaitingSave, WaitingSettings,
+        ANSWERED_WAIT_MAX, REFUSED_MAX, ROUND_MAX, SUCCESS_RECENT, WAITING_MAX, Waiting, WaitingLook,
+        WaitingMessage, WaitingNotice, WaitingOutcome, WaitingPage, WaitingRecipient, WaitingSave,
+        WaitingSettings,
     },
 };
 
@@ -65,9 +67,20 @@ fn round(machine: &mut Waiting, outcome: WaitingOutcome, now: u64) -> Vec<Waitin
     round.notices
 }
 
+/// Decides the next round: notices in conversations whose key begins with `g:bad` have that outcome, and the others are
+/// taken. Returns the seqs of those.
+fn judge(machine: &mut Waiting, bad: WaitingOutcome, now: u64) -> Vec<u64> {
+    let Some(round) = machine.poll_round(at(now)) else { return Vec::new() };
+    let is_bad = |it: &WaitingNotice| it.newest.conversation.as_str().starts_with("g:bad");
+    let outcome = |it| if is_bad(it) { bad } else { WaitingOutcome::Noticed };
+    let outcomes: Vec<WaitingOutcome> = round.notices.iter().map(outcome).collect();
+    machine.handle_round(round.ticket, &outcomes, at(now));
+    round.notices.iter().filter(|it| !is_bad(it)).map(|it| it.newest.seq).collect()
+}
+
 fn saved(machine: &mut Waiting, now: u64) -> Option<u64> {
     let save = machine.poll_save(at(now))?;
-    machine.handle_save(save, true, at(now));
+    machine.handle_save(save.partition, true, at(now));
     Some(save.number)
 }
 
@@ -83,7 +96,8 @@ fn messages_within_the_repeat_interval_are_one_notice_about_the_newest() {
     assert_eq!(saved(&mut machine, 10), Some(2));
     assert_eq!(machine.poll_timeout(at(10)), Some(at(31)), "when it may be noticed again");
     let second = round(&mut machine, WaitingOutcome::Noticed, 31);
-    assert_eq!(second.iter().map(|it| (it.newest.seq, it.count)).collect::<Vec<_>>(), [(4, 2)]);
+    let seqs = second.iter().map(|it| (it.oldest.seq, it.newest.seq, it.count));
+    assert_eq!(seqs.collect::<Vec<_>>(), [(3, 4, 2)]);
     read(&mut machine, "g:b", 5..=5, WaitingLook::Archived, 32);
     assert_eq!(
         round(&mut machine, WaitingOutcome::Noticed, 32).len(),
@@ -108,7 +122,7 @@ fn number_that_is_saved_never_passes_a_notice_that_is_not_decided() {
     read(&mut machine, "g:a", 3..=3, WaitingLook::Archived, 3);
     round(&mut machine, WaitingOutcome::Settled, 3);
     let save = machine.poll_save(at(4)).unwrap();
-    machine.handle_save(save, false, at(4));
+    machine.handle_save(save.partition, false, at(4));
     read(&mut machine, "g:a", 4..=4, WaitingLook::Archived, 4);
     assert_eq!(round(&mut machine, WaitingOutcome::Noticed, 4), [], "nothing is sent while saves fail");
     assert_eq!(saved(&mut machine, 5), Some(3));
@@ -161,6 +175,73 @@ fn full_machine_stops_reading_and_decides_although_it_is_behind() {
     assert_eq!(machine.held(), WAITING_MAX);
     assert_eq!(round(&mut machine, WaitingOutcome::Noticed, 1).len(), ROUND_MAX);
     assert!(machine.poll_read(at(1)).is_some());
+}
+
+/// Machine with as many notices as it takes, all of which wait for a repeat interval of a day; those of `u0-…` the longest.
+fn full_of_repeats() -> Waiting {
+    const PART: usize = 512;
+    let day = Duration::from_secs(86_400);
+    let mut machine = Waiting::new(WaitingSettings { repeat: day, ..settings() });
+    machine.handle_owned(0, 0, at(0));
+    let parts = (WAITING_MAX / PART) as u64;
+    for number in 1..=2 * parts {
+        let part = (number - 1) % parts;
+        let users = (0..PART).map(|n| to(&[&format!("u{part}-{n}")]).remove(0)).collect();
+        machine.handle_archived(0, at(number));
+        let (partition, after) = machine.poll_read(at(number)).unwrap();
+        let messages = vec![(message(number, "g:a", number), users)];
+        let page = WaitingPage { after, end: number, messages, next: WaitingLook::Archived };
+        machine.handle_page(partition, page, at(number));
+        while !round(&mut machine, WaitingOutcome::Noticed, number).is_empty() && number <= parts {}
+    }
+    machine
+}
+
+#[test]
+fn full_machine_decides_those_early_that_wait_for_the_repeat_interval() {
+    let mut machine = full_of_repeats();
+    // The last page has filled it, and a round has gone early.
+    assert_eq!(machine.held(), WAITING_MAX - ROUND_MAX);
+    read(&mut machine, "g:new", 100..=100, WaitingLook::Archived, 100);
+    assert_eq!(round(&mut machine, WaitingOutcome::Noticed, 100).len(), 1, "it is not full any more");
+    let users: Vec<WaitingRecipient> = (0..ROUND_MAX).map(|n| to(&[&format!("new-{n}")]).remove(0)).collect();
+    machine.handle_archived(0, at(101));
+    let (partition, after) = machine.poll_read(at(101)).unwrap();
+    let messages = vec![(message(101, "g:b", 101), users)];
+    let page = WaitingPage { after, end: 101, messages, next: WaitingLook::Archived };
+    machine.handle_page(partition, page, at(101));
+    machine.handle_archived(0, at(101));
+    assert_eq!(machine.poll_read(at(101)), None, "it is full");
+    assert_eq!(machine.poll_timeout(at(101)), Some(at(101)));
+    let failed = round(&mut machine, WaitingOutcome::Failed, 101);
+    assert_eq!(failed.len(), ROUND_MAX);
+    let probe = round(&mut machine, WaitingOutcome::Noticed, 110);
+    assert_eq!(probe.len(), 1, "a full machine probes a receiver that fails with one that waits");
+    assert!(machine.poll_read(at(110)).is_some());
+}
+
+#[test]
+fn refused_notices_on_a_quiet_endpoint_delay_no_other() {
+    let mut machine = owning();
+    for (number, key) in (1..=5).zip(["g:bad1", "g:bad2", "g:bad3", "g:bad4", "g:bad5"]) {
+        read(&mut machine, key, number..=number, WaitingLook::Archived, 0);
+    }
+    let mut tries = 0;
+    for now in 0..1_200 {
+        let notices = round(&mut machine, WaitingOutcome::Refused, now);
+        tries += notices.len();
+        assert!(notices.iter().all(|it| it.is_alone) || now == 0, "{now}");
+    }
+    assert!((5 * 10..5 * 20).contains(&tries), "each by its own delays: {tries}");
+    for (good, now) in [(6, 1_200), (7, 1_300)] {
+        read(&mut machine, "g:good", good..=good, WaitingLook::Archived, now);
+        let mut taken = None;
+        for later in now..now + 60 {
+            let is_taken = !judge(&mut machine, WaitingOutcome::Refused, later).is_empty();
+            taken = taken.or(is_taken.then_some(later - now));
+        }
+        assert!(taken.is_some_and(|wait| wait <= ANSWERED_WAIT_MAX.as_secs()), "{good}: {taken:?}");
+    }
 }
 
 #[test]
@@ -218,7 +299,7 @@ fn round_has_few_notices_that_have_failed_before_and_all_others() {
 }
 
 #[test]
-fn notice_has_the_newest_message_that_mentions_the_user() {
+fn notice_has_the_messages_that_mention_the_user() {
     let mut machine = owning();
     machine.handle_archived(0, at(1));
     let (partition, after) = machine.poll_read(at(1)).unwrap();
@@ -229,7 +310,8 @@ fn notice_has_the_newest_message_that_mentions_the_user() {
     let page = WaitingPage { after, end: 4, messages: messages.to_vec(), next: WaitingLook::Archived };
     machine.handle_page(partition, page, at(1));
     let notices = round(&mut machine, WaitingOutcome::Noticed, 1);
-    assert_eq!((notices[0].newest.seq, notices[0].mentioned), (4, Some(3)));
+    let mentioned = notices[0].mentioned.map(|it| (it.oldest, it.newest));
+    assert_eq!((notices[0].newest.seq, mentioned), (4, Some((2, 3))));
 }
 
 #[test]
@@ -246,7 +328,8 @@ fn notice_that_is_refused_while_others_succeed_is_dropped_in_the_end() {
         let is_bad = |it: &WaitingNotice| it.newest.conversation.as_str() == "g:bad";
         let outcome = |it| if is_bad(it) { WaitingOutcome::Refused } else { WaitingOutcome::Noticed };
         let outcomes: Vec<WaitingOutcome> = round.notices.iter().map(outcome).collect();
-        if machine.handle_round(round.ticket, &outcomes, at(now)) > 0 {
+        for notice in machine.handle_round(round.ticket, &outcomes, at(now)) {
+            assert_eq!((notice.user.as_str(), notice.conversation.as_str(), notice.seq), ("bob", "g:bad", 1));
             dropped = dropped.or(Some(now));
         }
     }
@@ -261,7 +344,7 @@ fn notice_is_not_dropped_while_nothing_succeeds() {
     read(&mut machine, "g:a", 1..=1, WaitingLook::Archived, 0);
     for now in 1..2_000 {
         if let Some(round) = machine.poll_round(at(now)) {
-            assert_eq!(machine.handle_round(round.ticket, &[WaitingOutcome::Refused], at(now)), 0);
+            assert_eq!(machine.handle_round(round.ticket, &[WaitingOutcome::Refused], at(now)), []);
         }
     }
     assert_eq!(machine.held(), 1);

@@ -108,11 +108,13 @@ impl World {
                 if self.saves {
                     self.saved = save.number;
                 }
-                self.machine.handle_save(save, self.saves, now);
+                self.machine.handle_save(save.partition, self.saves, now);
             } else if let Some(round) = self.machine.poll_round(now) {
                 let outcomes: Vec<WaitingOutcome> = round.notices.iter().map(|it| self.decide(it)).collect();
                 self.machine.handle_round(round.ticket, &outcomes, now);
             } else {
+                let next = self.machine.poll_timeout(now);
+                assert!(next.is_none_or(|next| next > now), "the driver would spin at {now:?}");
                 return;
             }
         }
@@ -183,6 +185,7 @@ impl World {
             assert!(counted <= for_pair.count() as u64, "{pair:?} counts a message twice: {noticed:?}");
         }
         assert_eq!((self.machine.held(), self.machine.decided(0)), (0, Some(self.feed.len() as u64)));
+        assert_eq!(self.machine.apart(), 0);
     }
 }
 

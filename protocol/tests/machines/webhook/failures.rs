@@ -261,6 +261,24 @@ fn hole_in_the_feed_is_reported_once() {
 }
 
 #[test]
+fn hole_is_reported_again_if_a_lane_that_is_behind_finds_it_to_begin_lower() {
+    let mut delivery = WebhookDelivery::new(SETTINGS, 7, 0);
+    let lanes = vec![50, 10, 50, 50];
+    delivery.handle_owned(3, WebhookCursor { lanes, ..WebhookCursor::at(0, 4) }, at(0));
+    delivery.handle_newest(3, 100);
+    let gap = |first| [WebhookNotice::Gap { partition: 3, first, last: 99 }];
+    for first in [51, 11] {
+        assert_eq!(delivery.poll_read(at(0)).unwrap().after + 1, first);
+        delivery.handle_gap(3, &(first..=99), at(0));
+        assert_eq!(notices(&mut delivery), gap(first));
+    }
+    assert_eq!(delivery.poll_read(at(0)).unwrap().after, 99);
+    delivery.handle_ahead(3, 40, at(0));
+    delivery.handle_gap(3, &(41..=60), at(0));
+    assert_eq!(notices(&mut delivery).len(), 1, "the store fell back to 40: these are other events");
+}
+
+#[test]
 fn lane_waits_when_no_more_conversations_can_be_parked() {
     let parked = |nth: usize| ParkedConversation {
         conversation: entry(&format!("g:parked{nth}"), 1).conversation,

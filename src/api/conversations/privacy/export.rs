@@ -94,7 +94,7 @@ pub(in crate::api) async fn export(
 /// Returns what nodes and Redis have of the user.
 async fn of_nodes(api: &Api, user: &UserId) -> Result<Map<String, Value>, Problem> {
     let revocations: Vec<Value> = api.cluster.revocations.of(user).iter().map(revoke::view).collect();
-    let prio = api.cluster.priorities.of(user);
+    let prio = api.cluster.priorities.get(user);
     let all = [
         ("user", user.as_str().into()),
         ("devices", person::exported_devices(api, user).await?.into()),
@@ -221,6 +221,12 @@ fn conversation(membership: &Membership, user: &UserId) -> Value {
         "clearedSeq": level.cleared.seq,
         "hidden": hidden,
     });
+    if let Some(push) = level.push {
+        shown["push"] = push.word().into();
+    }
+    if let Some(bound) = level.bound {
+        shown["boundSeq"] = bound.seq.into();
+    }
     match conversation.kind() {
         ConversationKind::Direct(one, other) => {
             shown["peer"] = (if one == user.as_str() { other } else { one }).into();
@@ -240,7 +246,7 @@ fn message(membership: &Membership, stored: &StoredRow) -> Value {
     let Membership { conversation, member_view, head, .. } = membership;
     let mut shown = entry(stored);
     shown.insert("conversation".to_owned(), conversation.as_str().into());
-    if !View::new(conversation, head, member_view).may_have(stored) {
+    if !View::whole(conversation, head, member_view).may_have(stored) {
         shown.remove("content");
     }
     if let Some((seq, time)) = stored.recalled {

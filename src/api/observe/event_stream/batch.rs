@@ -6,6 +6,7 @@ use serde::Deserialize;
 use tidegate_protocol::machine::webhook::WebhookEvent;
 
 use crate::{
+    events::{Events, EventsPage},
     store::{FeedEntry, FeedLimits, FeedRead, Store, StoreError},
     webhooks::{EventEncoder, FoundEntry, WebhookFilter, event_kind, read_entries},
 };
@@ -28,13 +29,37 @@ const BATCH_BYTES_MAX: usize = 64 * 1024;
 pub(super) struct StreamFilter {
     filter: WebhookFilter,
     encoder: EventEncoder,
+    /// Types of the wanted changes of the cluster.
+    node_types: Vec<&'static str>,
 }
 
 impl StreamFilter {
     /// Creates a filter of events whose source is `source`.
     pub(super) fn new(filter: WebhookFilter, source: &str, with_content: bool) -> Self {
         let encoder = EventEncoder { source: source.to_owned(), filter: filter.clone(), with_content };
-        Self { filter, encoder }
+        Self { filter, encoder, node_types: Vec::new() }
+    }
+
+    /// Adds these changes of the cluster.
+    pub(super) fn with_nodes(self, node_types: Vec<&'static str>) -> Self {
+        Self { node_types, ..self }
+    }
+
+    /// Returns whether any changes of the cluster are wanted.
+    pub(super) fn wants_nodes(&self) -> bool {
+        !self.node_types.is_empty()
+    }
+
+    /// Appends the changes of the cluster that are wanted; returns their number.
+    pub(super) fn put_nodes(&self, events: &Events, page: &EventsPage, text: &mut String) -> u64 {
+        let is_wanted = |kind: &'static str| self.node_types.contains(&kind);
+        let wanted = page.events.iter().filter(|event| event.node_kind().is_some_and(is_wanted));
+        let mut count = 0;
+        for event in wanted {
+            put_event(&events.encode(event), text);
+            count += 1;
+        }
+        count
     }
 
     /// Appends an event if it is wanted.

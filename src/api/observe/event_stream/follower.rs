@@ -23,7 +23,12 @@ use super::{
     batch::{self, BATCH_EVENTS_MAX, BatchRead, StreamFilter},
     query::cursor,
 };
-use crate::{log_limit::log_limited, store::StoreError, supervised};
+use crate::{
+    events::{Cursor, EventsPage},
+    log_limit::log_limited,
+    store::StoreError,
+    supervised,
+};
 
 /// Longest time from progress to the `id:` line that confirms it, unless [`BATCH_EVENTS_MAX`] events come first.
 const MARK_INTERVAL: Duration = Duration::from_secs(1);
@@ -36,6 +41,12 @@ const READ_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Delay until a partition is read again that could not be read.
 const READ_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Most changes of the cluster that are sent at once.
+const NODE_EVENTS_MAX: usize = 100;
+
+/// Comment in place of changes of the cluster that came faster than the client took them.
+const NODE_EVENTS_LOST: &str = ": changes of the cluster were lost\n\n";
 
 /// Time after which clients should connect again, as browsers understand it.
 const RECONNECT: &str = "retry: 1000\n";
@@ -55,6 +66,8 @@ pub(super) struct EventFollower {
     noted: Arc<FeedNumbers>,
     /// Partition that was read last; the next one has its turn.
     last_read: Option<u32>,
+    /// Position among the changes of the cluster; `None` if none are wanted.
+    nodes: Option<Cursor>,
     /// Read that runs.
     reading: Option<RunningRead>,
     /// Time until which partitions rest that could not be read.
@@ -102,6 +115,7 @@ impl EventFollower {
         sent: FeedNumbers,
     ) -> Self {
         let noted = Arc::clone(&news.borrow_and_update().newest);
+        let nodes = filter.wants_nodes().then(|| streams.events.node_ring().end());
         let it = Self {
             progress: streams.progress(),
             streams,
@@ -112,6 +126,7 @@ impl EventFollower {
             newest: FeedNumbers::clone(&noted),
             noted,
             last_read: None,
+            nodes,
             reading: None,
             rests: BTreeMap::new(),
             unmarked: Unmarked::default(),
@@ -191,12 +206,20 @@ impl EventFollower {
         self.newest.range(first..).chain(self.newest.range(..first)).find_map(is_new)
     }
 
-    /// Waits for the read that runs, for news, or until something is due.
+    /// Waits for the read that runs, for news, for changes of the cluster, or until something is due.
     async fn wait(&mut self, text: &mut String) {
         let marked = self.unmarked.since.map(|since| since + MARK_INTERVAL);
         let rested = self.rests.values().copied();
         let due = rested.chain(marked).fold(self.sent_at + COMMENT_INTERVAL, Instant::min);
-        let Self { reading, news, .. } = self;
+        let Self { reading, news, streams, nodes, .. } = self;
+        let changes = async {
+            match nodes {
+                Some(from) => {
+                    streams.events.node_ring().wait(Some(*from), NODE_EVENTS_MAX, COMMENT_INTERVAL).await
+                }
+                None => pending().await,
+            }
+        };
         let read = async {
             match reading {
                 Some(read) => (&mut read.task).await,
@@ -206,6 +229,7 @@ impl EventFollower {
         let outcome = tokio::select! {
             biased;
             outcome = read => outcome,
+            page = changes => return self.put_nodes(&page, text),
             // Without a sender the stream ends, as the caller finds.
             _ = news.changed() => return,
             () = sleep_until(due) => return,
@@ -215,6 +239,16 @@ impl EventFollower {
             self.note(&read, outcome.unwrap_or_else(stopping), text);
             self.measure();
         }
+    }
+
+    /// Appends changes of the cluster. A comment stands for those that were evicted before this stream took them.
+    fn put_nodes(&mut self, page: &EventsPage, text: &mut String) {
+        self.nodes = Some(page.cursor);
+        if page.missed {
+            text.push_str(NODE_EVENTS_LOST);
+        }
+        let count = self.filter.put_nodes(&self.streams.events, page, text);
+        self.streams.metrics.stream_events.increment(count);
     }
 
     /// Begins to read what follows the number that was sent, in a turn of the streams of this node. The read is a task that
@@ -301,7 +335,7 @@ impl EventFollower {
     /// Appends an `id:` line: up to here the client has everything.
     fn put_mark(&mut self, text: &mut String) {
         self.unmarked = Unmarked::default();
-        write!(text, "id: {}\n\n", cursor(&self.streams.source, &self.sent)).ok();
+        write!(text, "id: {}\n\n", cursor(self.streams.events.source(), &self.sent)).ok();
     }
 
     /// Returns the number up to which everything of a partition was sent.

@@ -17,6 +17,7 @@ use crate::{
         },
         refusal,
     },
+    events::NODE_EVENT_TYPES,
     store::FeedKind,
     webhooks::{FILTER_USERS_MAX, WebhookFilter},
 };
@@ -81,7 +82,8 @@ impl StreamQuery {
         headers: &HeaderMap,
         source: &str,
     ) -> Result<(StreamFilter, StreamStart), ProblemDetails> {
-        let filter = StreamFilter::new(self.filter()?, source, self.content);
+        let (filter, node_types) = self.filter()?;
+        let filter = StreamFilter::new(filter, source, self.content).with_nodes(node_types);
         if self.after.is_some() && self.from.is_some() {
             return Err(bad("after and from: only one of them").into());
         }
@@ -98,9 +100,14 @@ impl StreamQuery {
         Ok((filter, start))
     }
 
-    fn filter(&self) -> Result<WebhookFilter, ProblemDetails> {
+    /// Returns what is wanted of the feed, and the types of changes of the cluster. These have neither a conversation nor a
+    /// user, and come only to those that ask for their types.
+    fn filter(&self) -> Result<(WebhookFilter, Vec<&'static str>), ProblemDetails> {
         let types = items("types", self.types.as_deref())?;
         let conversations = items("conversations", self.conversations.as_deref())?;
+        let may_have_nodes = self.conversations.is_none() && self.users.is_none();
+        let mut node_types = Vec::new();
+        let named = !types.is_empty();
         let types = if types.is_empty() { vec!["tidegate.*".to_owned()] } else { types };
         let conversations: Vec<String> =
             conversations.iter().map(|it| conversation(it)).collect::<Result<_, _>>()?;
@@ -109,13 +116,22 @@ impl StreamQuery {
             // Of any conversation.
             let has_events = ConversationId::parse("g:any")
                 .is_ok_and(|any| KINDS.iter().any(|kind| alone.may_want(&any, *kind)));
-            if !has_events {
-                let message = format!("types: the feed has no events of `{wanted}`");
+            let of_nodes = NODE_EVENT_TYPES.into_iter().filter(|kind| named && alone.wants_type(kind));
+            let of_nodes: Vec<_> = of_nodes.collect();
+            if !has_events && of_nodes.is_empty() {
+                let message = format!("types: the stream has no events of `{wanted}`");
                 let cure = "Use types of docs/events.md (the feed), such as tidegate.message.accepted, or tidegate.member.* for several.";
                 return Err(refusal(StatusCode::BAD_REQUEST, Code::BadContent, &message, cure));
             }
+            if may_have_nodes {
+                node_types.extend(of_nodes);
+            } else if !has_events {
+                let message = format!("types: events of `{wanted}` are of no conversation and of no user");
+                let cure = "Open a stream without conversations and users for changes of the cluster.";
+                return Err(refusal(StatusCode::BAD_REQUEST, Code::BadContent, &message, cure));
+            }
         }
-        new_filter(&types, &conversations, &users(self.users.as_deref())?)
+        Ok((new_filter(&types, &conversations, &users(self.users.as_deref())?)?, node_types))
     }
 }
 

@@ -5,17 +5,19 @@ use std::sync::atomic::AtomicBool;
 use prost::Message as _;
 use tidegate_protocol::{
     content::Content,
-    id::{ConversationId, DeviceId, MsgId, UserId},
+    id::{ConversationId, DeviceId, MsgId, NodeId, UserId},
     machine::ledger::{Delta, Head, Row},
-    record::{Body as RecordBody, Message, Position, Rules, SenderOrder},
+    record::{Body as RecordBody, Message, Position, SenderOrder},
 };
 use tokio::time::Instant;
 
 use super::{batch::StreamFilter, *};
 use crate::{
     bus::TopicId,
+    events::NodeChange,
     fault::{Fault, FaultPlan, Faulty, Gate},
     metrics,
+    routes::NodeBoot,
     store::{Fence, MemoryStore},
     webhooks::WebhookFilter,
 };
@@ -43,18 +45,9 @@ fn messages(first: u64, count: u64, bytes: usize) -> Delta {
     let at = |offset: u64| if offset == 0 { Position::START } else { Position { offset, hash: [0; 16] } };
     let last = first + count - 1;
     Delta {
-        from: at(first - 1),
-        to: at(last),
-        heads: vec![(conversation.clone(), Head { last_seq: last, ..Head::default() })].into_iter().collect(),
+        heads: vec![(conversation.clone(), Head { last_seq: last, ..Head::default() })],
         rows: (first..=last).map(message).collect(),
-        rules: Rules::default(),
-        edited: Vec::new(),
-        recalled: Vec::new(),
-        pruned: Vec::new(),
-        members: Vec::new(),
-        stays: Vec::new(),
-        devices: Vec::new(),
-        keys: Vec::new(),
+        ..Delta::new(at(first - 1), at(last))
     }
 }
 
@@ -72,7 +65,8 @@ impl World {
         store.take_over(0, FENCE, TopicId(7)).await.unwrap();
         let port = Arc::clone(&store) as Arc<dyn Store>;
         let faulty: Arc<dyn Store> = Arc::new(Faulty::new(port, Arc::clone(&plan)));
-        let streams = Arc::new(EventStreams::new(&faulty, "/tidegate/t", metrics::install().0));
+        let events = Arc::new(Events::new("/tidegate/t", 1, 0));
+        let streams = Arc::new(EventStreams::new(&faulty, &events, metrics::install().0));
         let is_draining = Arc::new(AtomicBool::new(false));
         let (running, drains) = (Arc::clone(&streams), Arc::clone(&is_draining));
         tokio::spawn(async move { running.run(|| drains.load(Ordering::SeqCst)).await });
@@ -85,8 +79,13 @@ impl World {
 
     /// Opens a stream that begins with the first entry, and reads its first `id:` line.
     async fn follow(&self) -> EventFollower {
+        self.follow_with(Vec::new()).await
+    }
+
+    /// Opens such a stream that also wants these changes of the cluster.
+    async fn follow_with(&self, node_types: Vec<&'static str>) -> EventFollower {
         let filter = WebhookFilter::new(&["tidegate.*".to_owned()], &[], &[]).unwrap();
-        let filter = StreamFilter::new(filter, "/tidegate/t", true);
+        let filter = StreamFilter::new(filter, "/tidegate/t", true).with_nodes(node_types);
         let (place, news) = (self.streams.take_place(None).unwrap(), self.streams.news.subscribe());
         let (streams, ends) = (Arc::clone(&self.streams), news.borrow().ends);
         let mut follower = EventFollower::new(streams, place, news, ends, filter, FeedNumbers::new());
@@ -223,4 +222,46 @@ async fn what_is_archived_while_a_read_is_answered_comes_without_more_news() {
     };
     let all = timeout(Duration::from_secs(60), seqs_to(&mut follower, 4));
     assert_eq!(tokio::join!(all, later).0.expect("the stream goes on"), [1, 2, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_of_the_cluster_come_to_those_that_ask_and_move_no_cursor() {
+    let world = World::new().await;
+    let run = |name: &str| NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 };
+    let (me, events) = (run("n1"), &world.streams.events);
+    events.node(&me, NodeChange::Joined(run("n2")));
+    let mut none = world.follow().await;
+    let mut follower = world.follow_with(vec!["tidegate.node.left", "tidegate.partition.moved"]).await;
+    events.node(&me, NodeChange::Draining(run("n2")));
+    let moved = NodeChange::Moved { partition: 3, from: run("n2"), to: me.clone() };
+    events.node(&me, moved);
+    events.node(&me, NodeChange::Left(run("n2")));
+    let mut text = String::new();
+    while !text.contains("tidegate.node.left\"") {
+        text += &follower.next().await.unwrap();
+    }
+    let kinds: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+    assert_eq!(kinds, ["tidegate.partition.moved", "tidegate.node.left"], "neither older nor unwanted ones");
+    assert!(!text.contains("id: "), "{text}");
+    // The feed goes on between them.
+    world.archive(messages(1, 2, 1)).await;
+    assert_eq!(seqs_to(&mut follower, 2).await, [1, 2]);
+    assert_eq!(seqs_to(&mut none, 2).await, [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn comment_stands_for_changes_of_the_cluster_that_were_lost() {
+    let world = World::new().await;
+    let run = |name: &str| NodeBoot { node: NodeId::new(name).unwrap(), boot: 1 };
+    let (me, events) = (run("n1"), &world.streams.events);
+    let mut follower = world.follow_with(vec!["tidegate.node.lapsed", "tidegate.partition.moved"]).await;
+    let moved = |partition| NodeChange::Moved { partition, from: run("n2"), to: me.clone() };
+    (0..1_000).for_each(|partition| events.node(&me, moved(partition)));
+    events.node(&me, NodeChange::Lapsed(run("n2")));
+    let mut text = String::new();
+    while !text.contains("event: tidegate.node.lapsed\n") {
+        text += &follower.next().await.unwrap();
+    }
+    let (before, after) = text.split_once(": changes of the cluster were lost\n\n").unwrap();
+    assert!(!before.contains("event: ") && after.matches("event: tidegate.partition.moved\n").count() > 99);
 }

@@ -161,7 +161,7 @@ async fn store<T>(
         return Err(Problem(Code::Busy, "too many orders wait for the owners of partitions".to_owned()));
     }
     let entry = GuardEntry::new(key.clone(), encoded.into(), None).map_err(internal)?;
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected }]).map_err(internal)?;
+    let batch = GuardBatch::from(GuardPut { entry, expected });
     let done = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
     let version = match done.outcome {
         GuardOutcome::Stored(version) => version,

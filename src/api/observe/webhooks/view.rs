@@ -19,7 +19,7 @@ use crate::{
     clock::wall_ms,
     hooks::WebhookReply,
     keys::Scope,
-    webhooks::{EndpointProgress, EndpointView, StoredEndpoint},
+    webhooks::{EndpointProgress, EndpointView, FeedGap, NoticeStatus, StoredEndpoint},
 };
 
 /// Most parked conversations that are shown.
@@ -85,7 +85,7 @@ pub(super) async fn shown(api: &Api, id: &str, found: &Found) -> Result<Value, P
     add_status(api, view.as_ref(), found.stored.paused, progress.is_disabled, &mut shown);
     let parked = progress.parked.iter().take(PARKED_SHOWN);
     let parked: Vec<Value> = parked
-        .map(|(conversation, seq)| json!({"conversation": conversation.as_str(), "seq": seq}))
+        .map(|it| json!({"conversation": it.conversation.as_str(), "seq": it.next, "tries": it.tries}))
         .collect();
     let lag = oldest.map_or(0, |time| wall_ms().saturating_sub(time));
     shown.extend([
@@ -131,6 +131,8 @@ fn add_status(
     let (state, error) = match view.map(|it| &it.status) {
         _ if is_paused => ("paused", None),
         _ if is_disabled => ("disabled", None),
+        // The deliverer has not learned yet that it may go on.
+        Some(Ok(status)) if status.state_name() == "paused" => ("starting", None),
         Some(Ok(status)) => (status.state_name(), status.last_error.clone()),
         Some(Err(why)) => ("unusable", Some(why.clone())),
         None => ("starting", None),
@@ -138,10 +140,49 @@ fn add_status(
     shown.insert("state".to_owned(), json!(state));
     shown.insert("error".to_owned(), json!(error));
     shown.insert("node".to_owned(), json!(api.cluster.me.node.as_str()));
+    if let Some(EndpointView { status: Ok(status), .. }) = view
+        && let Some(gap) = &status.missing.last
+    {
+        let FeedGap { partition, first, last, found_ms } = gap;
+        let gap = json!({"partition": partition, "first": first, "last": last, "foundMs": found_ms});
+        shown.insert("missing".to_owned(), json!({"count": status.missing.count, "last": gap}));
+    }
+    if let Some(view) = view.filter(|it| it.stored.form.waiting.is_some()) {
+        shown.insert("notices".to_owned(), notices(&view.notices));
+    }
+}
+
+/// Returns what is shown of the notices of an endpoint on this node.
+fn notices(status: &NoticeStatus) -> Value {
+    let aside = status
+        .aside
+        .iter()
+        .map(|it| json!({"user": it.user.as_str(), "conversation": it.conversation.as_str(), "seq": it.seq}));
+    json!({
+        "waiting": status.waiting,
+        "apart": status.apart,
+        "unreadable": status.unreadable,
+        "asideCount": status.aside_count,
+        "aside": aside.collect::<Vec<_>>(),
+        "error": status.last_error,
+    })
 }
 
 /// Returns what came back from an endpoint.
 pub(super) fn outcome(reply: &WebhookReply) -> Value {
     let is_taken = reply.outcome == WebhookOutcome::Taken;
     json!({"taken": is_taken, "status": reply.status, "error": reply.error})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notices_show_the_partitions_whose_cursor_is_unreadable() {
+        let shown = notices(&NoticeStatus { waiting: 3, apart: 2, unreadable: 1, ..NoticeStatus::default() });
+        let expected =
+            json!({"waiting": 3, "apart": 2, "unreadable": 1, "asideCount": 0, "aside": [], "error": null});
+        assert_eq!(shown, expected);
+    }
 }

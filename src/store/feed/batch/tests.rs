@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tidegate_protocol::{
     id::{GroupId, MsgId, UserId},
     machine::ledger::{Pruned, Row},
-    record::{Body, Edit, MemberAction, MemberChange, Message, Position, Recall, Rules, SenderOrder},
+    record::{Body, Edit, MemberAction, MemberChange, Message, Position, Recall, SenderOrder},
 };
 
 use super::*;
@@ -61,20 +61,7 @@ type Logged = (u8, FeedKind, u64, u64);
 
 fn delta(from: u64, log: &[Logged]) -> Delta {
     let at = |offset| Position { offset, hash: [0; 16] };
-    let mut delta = Delta {
-        from: at(from),
-        to: at(from + log.len() as u64),
-        rules: Rules::default(),
-        rows: Vec::new(),
-        edited: Vec::new(),
-        recalled: Vec::new(),
-        pruned: Vec::new(),
-        heads: Vec::new(),
-        members: Vec::new(),
-        stays: Vec::new(),
-        devices: Vec::new(),
-        keys: Vec::new(),
-    };
+    let mut delta = Delta::new(at(from), at(from + log.len() as u64));
     for (offset, (name, kind, seq, time)) in (from..).zip(log) {
         let (conversation, time) = (group(&format!("g{name}")), *time);
         if *kind == FeedKind::Prune {

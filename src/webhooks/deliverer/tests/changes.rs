@@ -94,9 +94,27 @@ async fn start_at_a_time_finds_the_first_entry_of_it() {
     let after = |partition: u32| WebhookStart::After(std::sync::Arc::new([(partition, 7)].into()));
     assert_eq!((number(after(PARTITION)).await, number(after(PARTITION + 1)).await), (Ok(7), Ok(0)));
     // With retention, the search begins at what is left.
-    let bounds = crate::store::FeedBounds { before_ms: BEGIN_MS + 10_000, bytes_max: u64::MAX };
-    world.store.trim_feed(PARTITION, world.fence, bounds).await.unwrap();
+    world.trim_before(BEGIN_MS + 10_000).await;
     assert_eq!((number(oldest).await, number(WebhookStart::At(0)).await), (Ok(5), Ok(5)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_the_feed_has_dropped_are_shown() {
+    let mut world = World::new().await;
+    for _ in 0..20 {
+        world.messages(&["g:a"]).await;
+    }
+    let plan = WebhookPlan {
+        start: WebhookStart::After(Arc::new([(PARTITION, 2)].into())),
+        ..world.plan(&["tidegate.*"])
+    };
+    world.trim_before(BEGIN_MS + 10_000).await;
+    world.start_with(plan);
+    pass(5).await;
+    let missing = world.shown().missing;
+    let last = missing.last.map(|gap| (gap.partition, gap.first, gap.last));
+    assert_eq!((missing.count, last), (3, Some((PARTITION, 3, 5))));
+    assert_eq!(world.script.ids().first().map(String::as_str), Some("g:a/6"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,6 +231,31 @@ async fn without_batches_each_event_has_a_request() {
     ids.sort();
     assert_eq!(ids, ["g:a/1", "g:a/2", "g:a/3", "g:b/1"]);
     assert_eq!(world.script.singles.load(SeqCst), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_are_dropped_after_the_store_fell_back_count_again() {
+    let mut world = World::new().await;
+    world.messages(&["g:a", "g:a"]).await;
+    let former = [world.store.save(), world.store.save()];
+    let (position, seqs) = (world.position, world.seqs.clone());
+    let start = WebhookStart::After(Arc::new([(PARTITION, 2)].into()));
+    let mut plan = Some(WebhookPlan { start, ..world.plan(&["tidegate.*"]) });
+    for (count, former) in [4, 8].into_iter().zip(former) {
+        for _ in 0..20 {
+            world.messages(&["g:a"]).await;
+        }
+        world.trim_before(BEGIN_MS + 10_000).await;
+        if let Some(plan) = plan.take() {
+            world.start_with(plan);
+        }
+        pass(5).await;
+        assert_eq!(world.shown().missing.count, count);
+        world.store.restore(former);
+        (world.position, world.seqs) = (position, seqs.clone());
+        world.own(false);
+        pass(5).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

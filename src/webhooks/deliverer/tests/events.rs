@@ -208,12 +208,13 @@ fn debug_output_shows_no_secret() {
     let settings = crate::hooks::SenderSettings {
         name: "crm",
         secrets: &secrets,
-        ca_file: std::path::Path::new(""),
+        trust: &|| Err(std::io::ErrorKind::NotFound.into()),
         timeout: Duration::from_secs(1),
     };
     assert!(!format!("{settings:?}").contains("very"));
     let json = b"very-secret".to_vec();
-    let event = crate::hooks::EncodedEvent { id: "g:a/1".to_owned(), key: "g:a".to_owned(), json };
+    let (id, key) = ("g:a/1".to_owned(), "g:a".to_owned());
+    let event = crate::hooks::EncodedEvent { id, key, json, entry_ms: None };
     assert!(
         !format!("{:?}", crate::hooks::WebhookBody::Single(event)).contains("115"),
         "bytes of the content"

@@ -18,7 +18,6 @@ use super::{world::PARTITION, *};
 use crate::{
     bus::{AppendError, EventRecord, EventSink},
     metrics,
-    store::FeedBounds,
     webhooks::topic::{TopicContents, TopicFigures, TopicReceiver, plan},
 };
 
@@ -73,7 +72,6 @@ impl FlakyTopic {
             source: "/tidegate/log".to_owned(),
             partitions: Some(4),
             figures: TopicFigures::of_messages(&metrics::install().0),
-            reported: Mutex::default(),
         }
     }
 }
@@ -183,8 +181,7 @@ async fn gap_of_the_feed_is_an_event_before_what_follows_it() {
     for _ in 0..6 {
         world.messages(&["g:a"]).await;
     }
-    let bounds = FeedBounds { before_ms: world::BEGIN_MS + 9_000, bytes_max: u64::MAX };
-    world.store.trim_feed(PARTITION, world.fence, bounds).await.unwrap();
+    world.trim_before(world::BEGIN_MS + 9_000).await;
     topic.failures_percent.store(100, SeqCst);
     world.start_with(topic.plan());
     pass(10).await;
@@ -220,14 +217,6 @@ async fn event_too_large_for_the_topic_goes_without_its_content() {
     assert_eq!((data("g:b/1")["gone"].as_str(), data("g:b/1").get("content")), (Some("oversized"), None));
     assert_eq!(data("g:b/2")["content"]["text"], "hi");
     assert_eq!(world.shown().behind, 0);
-}
-
-#[test]
-fn gap_that_several_lanes_find_counts_once() {
-    let receiver = FlakyTopic::new(6).receiver();
-    let counts = [(0, 1..=10), (0, 1..=10), (0, 5..=12), (1, 1..=3)];
-    let counts = counts.map(|(partition, numbers)| receiver.newly_missing(partition, &numbers));
-    assert_eq!(counts, [10, 0, 2, 3]);
 }
 
 #[tokio::test(start_paused = true)]

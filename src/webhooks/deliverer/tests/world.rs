@@ -20,7 +20,7 @@ use tidegate_protocol::{
         ledger::{Delta, Head, Row},
         webhook::{WebhookCursor, WebhookOutcome, WebhookSettings},
     },
-    record::{Body, Message, Position, Rules, SenderOrder},
+    record::{Body, Message, Position, SenderOrder},
 };
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -29,7 +29,7 @@ use crate::{
     cluster::{OwnedFeed, OwnedFeeds},
     fault::{FaultPlan, Faulty},
     hooks::{WebhookBody, WebhookReply, WebhookRequest},
-    store::{ConsumerName, FeedStore as _, Fence, MemoryStore, Store},
+    store::{ConsumerName, FeedBounds, FeedStore as _, Fence, MemoryStore, Store},
     webhooks::{
         WebhookDeliverer, WebhookFilter, WebhookPermits, WebhookPlan, WebhookReceiver, WebhookStart,
         WebhookStatus,
@@ -213,6 +213,12 @@ impl World {
         self.store.take_over(PARTITION, self.fence, TOPIC).await.unwrap();
     }
 
+    /// Removes what the feed has from before a time, in ms since 1970.
+    pub(crate) async fn trim_before(&self, before_ms: u64) {
+        let bounds = FeedBounds { before_ms, bytes_max: u64::MAX };
+        self.store.trim_feed(PARTITION, self.fence, bounds).await.unwrap();
+    }
+
     /// Ends the task as a crash does.
     pub(crate) fn kill(&mut self) {
         self.task.take().unwrap().abort();
@@ -225,18 +231,9 @@ impl World {
             (conversation.clone(), head)
         };
         let mut delta = Delta {
-            from: self.position,
-            to,
-            rules: Rules::default(),
             heads: self.seqs.iter().map(head).collect(),
             rows: rows.into_iter().map(|(_, row)| row).collect(),
-            edited: Vec::new(),
-            recalled: Vec::new(),
-            pruned: Vec::new(),
-            members: Vec::new(),
-            stays: Vec::new(),
-            devices: Vec::new(),
-            keys: Vec::new(),
+            ..Delta::new(self.position, to)
         };
         more(&mut delta);
         self.store.archive(PARTITION, self.fence, &delta).await.unwrap();

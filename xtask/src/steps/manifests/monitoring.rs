@@ -101,10 +101,7 @@ impl Known {
         let partitions = partitions.and_then(|rest| rest.split('`').next()).context("no kafka.partitions")?;
         let headings = runbook.lines().filter_map(|line| line.strip_prefix("### "));
         Ok(Self {
-            metrics: metrics
-                .lines()
-                .filter_map(|line| Some(line.strip_prefix("| `")?.split('`').next()?.to_owned()))
-                .collect(),
+            metrics: metrics.lines().filter_map(|line| line.strip_prefix("| `")).flat_map(series).collect(),
             anchors: headings.map(str::to_lowercase).collect(),
             partitions: partitions.to_owned(),
             tests: read(TESTS)?,
@@ -157,7 +154,7 @@ impl Known {
         let rules = documents.iter().filter(|it| it["kind"] == "PrometheusRule");
         let groups = rules.filter_map(|it| it["spec"]["groups"].as_array()).flatten();
         let rules: Vec<&Value> = groups.filter_map(|it| it["rules"].as_array()).flatten().collect();
-        if rules.len() != 15 {
+        if rules.len() != 18 {
             problems.push(format!("there are {} alerts", rules.len()));
         }
         let settings = Settings::of(documents).ok();
@@ -193,6 +190,14 @@ impl Known {
         let ours = words.filter(|word| word.starts_with("tidegate_") && !self.metrics.contains(*word));
         ours.map(|word| format!("{place}: no metric is called {word}")).collect()
     }
+}
+
+/// Returns the name of a metric and those of its series, by the rest of its row in the page.
+fn series(row: &str) -> Vec<String> {
+    let name = row.split('`').next().unwrap_or_default();
+    let is_histogram = row.contains("` | histogram |");
+    let suffixes: &[&str] = if is_histogram { &["", "_bucket", "_sum", "_count"] } else { &[""] };
+    suffixes.iter().map(|suffix| format!("{name}{suffix}")).collect()
 }
 
 /// All texts under that key, however deep.

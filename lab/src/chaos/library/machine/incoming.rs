@@ -40,6 +40,12 @@ impl LibraryClient {
                 self.show(now, conv(), seq, None, 0);
                 self.note_former(event, seq);
             }
+            "edited" => {
+                // The entry is the edit, with a seq of its own.
+                let edit = event["edit"].as_u64().unwrap_or_default();
+                self.show(now, conv(), edit, None, body(event));
+                self.note_former(event, edit);
+            }
             "shed" => self.shed(event),
             "stored" => self.kept(event),
             "conversation" => self.state(event, conv()),
@@ -154,6 +160,9 @@ impl LibraryClient {
         }
         match self.answered(event) {
             Some(Asked::Send { cid, place }) if event["conversation"] == *place => {
+                if let Some(id) = event["msgId"].as_str() {
+                    self.ids.insert(id.to_owned(), cid.clone());
+                }
                 self.is_repeated_to_room(&cid, now);
                 self.events.push(HistoryEvent::SendOk { cid, seq, duplicate });
             }
@@ -207,9 +216,13 @@ impl LibraryClient {
     fn pulled(&mut self, conv: &str, page: &Value) {
         for push in page["messages"].as_array().into_iter().flatten() {
             let seq = push["seq"].as_u64().unwrap_or_default();
-            let cid = push["event"].is_null().then(|| push["msgId"].as_str().unwrap_or_default().to_owned());
+            let is_message = push["event"].is_null() && push["edit"].is_null();
+            let cid = is_message.then(|| push["msgId"].as_str().unwrap_or_default().to_owned());
             let body = body(push);
-            if let Some(check) = self.end_check.as_mut().filter(|_| !self.own.contains_key(&body)) {
+            // The content of an own message may have been replaced.
+            let is_own =
+                self.own.contains_key(&body) || cid.as_ref().is_some_and(|id| self.ids.contains_key(id));
+            if let Some(check) = self.end_check.as_mut().filter(|_| !is_own) {
                 check.expect(conv, seq);
             }
             let (device, conv) = (self.history_device(), conv.to_owned());

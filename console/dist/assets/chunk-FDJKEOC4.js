@@ -1,1 +1,0 @@
-import{_ as n,d as l,f as r}from"./chunk-37TC3OTL.js";function c({label:a,isOpen:o,close:t,children:d}){let e=r(null);return l(()=>{o&&!e.current?.open?e.current?.showModal():o||e.current?.close()},[o]),n("dialog",{ref:e,"aria-label":a,onClose:t,children:o&&d})}export{c as a};

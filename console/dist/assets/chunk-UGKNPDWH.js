@@ -1,1 +1,0 @@
-import{Ra as n,_ as l}from"./chunk-37TC3OTL.js";function e({error:i,again:t,label:o="Try again"}){return i.code===0&&n.value?null:l("div",{class:"failed",role:"status",children:[l("span",{class:"grow",children:[l("b",{children:[i.code>0?`${i.code} `:"",i.title]})," ",i.message," ",i.cure]}),t&&l("button",{type:"button",class:"link",onClick:t,children:o})]})}export{e as a};
