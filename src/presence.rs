@@ -5,7 +5,8 @@
 //! reports to the shards. What can't be read stays as it was; while the routes can't be read, or lack routes that a node
 //! re-asserts after a loss, nothing is reported. Reads and lookups of a round have a deadline each.
 //!
-//! A report that finds a mailbox or a socket full is dropped, and the next one of that watch is complete.
+//! A report that finds a mailbox or a socket full is dropped, and the next one of that watch is complete. Where shards have no room
+//! for all reports of a round, those of watchers that have waited longest come first.
 
 mod lookup;
 mod round;
@@ -91,14 +92,29 @@ impl PresenceWatches {
     /// Notes that a report did not reach its watcher; `is_last` says that it was the last one of its watch.
     pub fn note_dropped(&self, watcher: ConnKey, conversation: &ConversationId, is_last: bool) {
         self.metrics.presence_dropped.increment(1);
-        let mut machine = self.machine.lock();
         if is_last {
-            machine.handle_last_dropped(watcher, conversation);
-            // The task waits if nothing else is watched.
-            self.has_watches.notify_one();
+            self.repeat_last(watcher, conversation);
         } else {
-            machine.handle_dropped(watcher, conversation);
+            self.machine.lock().handle_dropped(watcher, conversation);
         }
+    }
+
+    /// Notes that a shard had no room for a report to these watchers: it does not count against them.
+    pub fn note_no_room(&self, watchers: &[ConnKey], conversation: &ConversationId, is_last: bool) {
+        self.metrics.presence_dropped.increment(watchers.len() as u64);
+        for watcher in watchers {
+            if is_last {
+                self.repeat_last(*watcher, conversation);
+            } else {
+                self.machine.lock().handle_no_room(*watcher, conversation);
+            }
+        }
+    }
+
+    fn repeat_last(&self, watcher: ConnKey, conversation: &ConversationId) {
+        self.machine.lock().handle_last_dropped(watcher, conversation);
+        // The task waits if nothing else is watched.
+        self.has_watches.notify_one();
     }
 
     /// Reports to the watchers until the node stops.

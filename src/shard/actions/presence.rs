@@ -88,9 +88,7 @@ impl<I: Io> Shard<I> {
         if self.presence.len() < REPORTS_WAITING_MAX {
             return self.presence.push_back(report);
         }
-        for watcher in &report.watchers {
-            self.context.watches.note_dropped(*watcher, &report.conversation, report.is_last);
-        }
+        self.context.watches.note_no_room(&report.watchers, &report.conversation, report.is_last);
     }
 
     /// Writes the waiting reports, unless fan-out work waits.

@@ -8,6 +8,8 @@
 //! **Bounds.** Watches by [`CONNECTION_WATCHES_MAX`] and [`PresenceLimits`]. A round reads members, reads settings and looks up
 //! users, of each kind at most [`PresenceLimits::users_per_round`]; what has waited longest comes first, so that more users
 //! make a round of all of them longer, and no user waits for ever. What a round costs otherwise grows with what has changed.
+//! Reports are in the order in which their watchers have waited: where there is room for some of them alone, the others are first in
+//! the next round.
 //!
 //! **Memory.** About 480 bytes for each of [`PresenceLimits::members_max`] where all are different users with ids of 22 bytes, as
 //! measured; less where users are members of several watched conversations.
@@ -153,8 +155,9 @@ struct Round {
     members_left: usize,
     settings_left: usize,
     lookups_left: usize,
-    /// Subjects that the round reports on; `None` until its first report. What changes later is left to the next round.
-    reporting: Option<BTreeSet<u64>>,
+    /// Subjects that the round reports on, each with the time since when its watchers wait; `None` until its first report. What
+    /// changes later is left to the next round.
+    reporting: Option<BTreeSet<(Time, u64)>>,
 }
 
 #[derive(Debug)]
@@ -183,6 +186,8 @@ struct Watch {
     drops: u8,
     /// Time before which no complete report is tried.
     retry_at: Time,
+    /// Time from which on the watcher counts as waiting, when it lacks a report.
+    waits_since: Time,
 }
 
 /// Member of watched subjects.
@@ -282,8 +287,8 @@ impl<W: Copy + Ord> ConversationPresence<W> {
             *self.of_users.entry(user.clone()).or_default() += 1;
         }
         if let Some(subject) = self.subjects.get_mut(&number) {
-            let (user, retry_at) = (user.clone(), Time::ZERO);
-            let watch = Watch { user, is_current: false, is_checked: false, drops: 0, retry_at };
+            let (user, retry_at, waits_since) = (user.clone(), Time::ZERO, self.next_round);
+            let watch = Watch { user, is_current: false, is_checked: false, drops: 0, retry_at, waits_since };
             subject.watchers.insert(watcher, watch);
         }
         self.changed.insert(number);
@@ -313,13 +318,19 @@ impl<W: Copy + Ord> ConversationPresence<W> {
     /// Handles that a report did not reach its watcher: the next one is complete. It comes in the next round, and later each time
     /// that it does not reach the watcher either.
     pub fn handle_dropped(&mut self, watcher: W, conversation: &ConversationId) {
-        let Some(number) = self.number_of(watcher, conversation) else { return };
-        if let Some(watch) = self.subjects.get_mut(&number).and_then(|it| it.watchers.get_mut(&watcher)) {
-            watch.is_current = false;
+        let next_round = self.next_round;
+        if let Some(watch) = self.fall_behind(watcher, conversation) {
             watch.drops = (watch.drops + 1).min(DROPS_MAX);
-            watch.retry_at = self.next_round + ROUND_INTERVAL * ((1 << watch.drops) / 2 - 1);
-            self.changed.insert(number);
+            watch.retry_at = next_round + ROUND_INTERVAL * ((1 << watch.drops) / 2 - 1);
+            // It had its turn: many that take nothing must not be first for ever.
+            watch.waits_since = next_round;
         }
+    }
+
+    /// Handles that there was no room for a report on the way to its watcher, which has not refused it: the next round tries a
+    /// complete one, before those of watchers that have waited for less time.
+    pub fn handle_no_room(&mut self, watcher: W, conversation: &ConversationId) {
+        self.fall_behind(watcher, conversation);
     }
 
     /// Handles that a last report did not reach its watcher: it is repeated in the next round.
@@ -412,6 +423,15 @@ impl<W: Copy + Ord> ConversationPresence<W> {
             self.subjects.get(*number).is_some_and(|it| it.subject.conversation == *conversation)
         };
         self.watches.get(&watcher)?.iter().find(is_of).copied()
+    }
+
+    /// Returns a watch that lacks a report: its next one is complete.
+    fn fall_behind(&mut self, watcher: W, conversation: &ConversationId) -> Option<&mut Watch> {
+        let number = self.number_of(watcher, conversation)?;
+        let watch = self.subjects.get_mut(&number)?.watchers.get_mut(&watcher)?;
+        watch.is_current = false;
+        self.changed.insert(number);
+        Some(watch)
     }
 
     fn end_watch(&mut self, watcher: W, number: u64) {
