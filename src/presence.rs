@@ -36,6 +36,7 @@ use crate::{
 /// Watches of the connections of a node, shared by its shards and the task that reports to them.
 pub struct PresenceWatches {
     machine: Mutex<ConversationPresence<ConnKey>>,
+    limits: PresenceLimits,
     /// Time base of the machine.
     began: Instant,
     /// Wakes the task when there is a first watch.
@@ -47,14 +48,19 @@ impl PresenceWatches {
     /// Creates the watches of a node without any.
     pub fn new(limits: PresenceLimits, metrics: Metrics) -> Self {
         let (machine, began) = (Mutex::new(ConversationPresence::new(limits)), Instant::now());
-        Self { machine, began, has_watches: Notify::new(), metrics }
+        Self { machine, limits, began, has_watches: Notify::new(), metrics }
+    }
+
+    /// Returns the reason why no user may watch the conversation on this node; `None` if its members may.
+    pub fn refusal_of(&self, conversation: &ConversationId) -> Option<WatchRefusal> {
+        self.limits.refusal_of(conversation)
     }
 
     /// Begins a watch of `user`, who is one of the `members` members of the conversation; one that exists gets a complete
     /// report again.
     ///
     /// # Errors
-    /// The connection has too many watches, or the node.
+    /// The node has no such watches, or the connection, its user or the node has too many.
     pub fn watch(
         &self,
         watcher: ConnKey,

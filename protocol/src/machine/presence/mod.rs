@@ -15,6 +15,7 @@
 //! measured; less where users are members of several watched conversations.
 
 mod due;
+mod limits;
 mod members;
 mod reports;
 
@@ -24,6 +25,7 @@ use std::{
 };
 
 use self::due::DueQueue;
+pub use self::limits::{PresenceLimits, WatchRefusal};
 use crate::{
     Time,
     id::{ConversationId, ConversationKind, UserId},
@@ -50,25 +52,6 @@ pub const REFRESH_INTERVAL: Duration = Duration::from_secs(8);
 /// Most dropped reports in a row that make the pause before the next one longer: then it is 16 s.
 const DROPS_MAX: u8 = 5;
 
-/// Limits of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PresenceLimits {
-    /// Most watched conversations. A direct conversation counts for each of its two users.
-    pub watched_max: usize,
-    /// Most members of all watched conversations together, where each watch counts as one more.
-    pub members_max: usize,
-    /// Most watches of a user, over all connections.
-    pub user_watches_max: usize,
-    /// Most members that are read in a round, as many settings, and as many users that are looked up.
-    pub users_per_round: usize,
-}
-
-impl Default for PresenceLimits {
-    fn default() -> Self {
-        Self { watched_max: 10_000, members_max: 500_000, user_watches_max: 128, users_per_round: 2_000 }
-    }
-}
-
 /// What is watched: a group, or a direct conversation as one of its two users sees it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchSubject {
@@ -84,19 +67,6 @@ impl WatchSubject {
         let is_direct = matches!(conversation.kind(), ConversationKind::Direct(..));
         Self { conversation, viewer: is_direct.then(|| user.clone()) }
     }
-}
-
-/// Reason why a watch does not begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchRefusal {
-    /// The node has no watches.
-    Off,
-    /// The connection has [`CONNECTION_WATCHES_MAX`] watches.
-    ConnectionFull,
-    /// The user has as many watches as one may have.
-    UserFull,
-    /// The watched conversations, or their members and watches, are as many as the node may have.
-    NodeFull,
 }
 
 /// Report of a conversation to some of its watchers.
@@ -271,6 +241,9 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         subject: WatchSubject,
         members: usize,
     ) -> Result<(), WatchRefusal> {
+        if let Some(refusal) = self.limits.refusal_of(&subject.conversation) {
+            return Err(refusal);
+        }
         let (existing, conversation) = (self.numbers.get(&subject).copied(), subject.conversation.clone());
         let of_connection = self.watches.get(&watcher);
         let is_watched = existing.is_some_and(|number| of_connection.is_some_and(|it| it.contains(&number)));
@@ -379,9 +352,6 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         new_members: Option<usize>,
     ) -> Result<(), WatchRefusal> {
         let limits = &self.limits;
-        if limits.watched_max == 0 {
-            return Err(WatchRefusal::Off);
-        }
         if self.watches.get(&watcher).is_some_and(|it| it.len() >= CONNECTION_WATCHES_MAX) {
             return Err(WatchRefusal::ConnectionFull);
         }

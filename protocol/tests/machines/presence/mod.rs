@@ -324,6 +324,10 @@ fn full_connection_and_full_node_refuse_a_watch() {
     );
     let mut off = Machine::new(PresenceLimits { watched_max: 0, ..PresenceLimits::default() });
     assert_eq!(off.watch(1, &ann, subject("tea"), 2), Err(WatchRefusal::Off));
+    let mut groups = Machine::new(PresenceLimits { has_direct: false, ..PresenceLimits::default() });
+    let direct = WatchSubject::new(ConversationId::direct(&ann, &user("bob")), &ann);
+    assert_eq!(groups.watch(1, &ann, direct, 2), Err(WatchRefusal::DirectOff));
+    assert_eq!(groups.watch(1, &ann, subject("tea"), 2), Ok(()));
 }
 
 #[test]

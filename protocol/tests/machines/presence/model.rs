@@ -14,8 +14,13 @@ use super::{Machine, handle_all, subject, user};
 const USERS: usize = 6;
 const GROUPS: usize = 3;
 const WATCHERS: u64 = 4;
-const LIMITS: PresenceLimits =
-    PresenceLimits { watched_max: 2, members_max: 13, user_watches_max: 2, users_per_round: 4 };
+const LIMITS: PresenceLimits = PresenceLimits {
+    watched_max: 2,
+    members_max: 13,
+    user_watches_max: 2,
+    users_per_round: 4,
+    has_direct: true,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
