@@ -5,7 +5,8 @@
 //! reports to the shards. What can't be read stays as it was; while the routes can't be read, or lack routes that a node
 //! re-asserts after a loss, nothing is reported. Reads and lookups of a round have a deadline each.
 //!
-//! A report that finds a mailbox or a socket full is dropped, and the next one of that watch is complete.
+//! A report that finds a mailbox or a socket full is dropped, and the next one of that watch is complete. Where shards have no room
+//! for all reports of a round, those of watchers that have waited longest come first.
 
 mod lookup;
 mod round;
@@ -35,6 +36,7 @@ use crate::{
 /// Watches of the connections of a node, shared by its shards and the task that reports to them.
 pub struct PresenceWatches {
     machine: Mutex<ConversationPresence<ConnKey>>,
+    limits: PresenceLimits,
     /// Time base of the machine.
     began: Instant,
     /// Wakes the task when there is a first watch.
@@ -46,14 +48,19 @@ impl PresenceWatches {
     /// Creates the watches of a node without any.
     pub fn new(limits: PresenceLimits, metrics: Metrics) -> Self {
         let (machine, began) = (Mutex::new(ConversationPresence::new(limits)), Instant::now());
-        Self { machine, began, has_watches: Notify::new(), metrics }
+        Self { machine, limits, began, has_watches: Notify::new(), metrics }
+    }
+
+    /// Returns the reason why no user may watch the conversation on this node; `None` if its members may.
+    pub fn refusal_of(&self, conversation: &ConversationId) -> Option<WatchRefusal> {
+        self.limits.refusal_of(conversation)
     }
 
     /// Begins a watch of `user`, who is one of the `members` members of the conversation; one that exists gets a complete
     /// report again.
     ///
     /// # Errors
-    /// The connection has too many watches, or the node.
+    /// The node has no such watches, or the connection, its user or the node has too many.
     pub fn watch(
         &self,
         watcher: ConnKey,
@@ -91,14 +98,29 @@ impl PresenceWatches {
     /// Notes that a report did not reach its watcher; `is_last` says that it was the last one of its watch.
     pub fn note_dropped(&self, watcher: ConnKey, conversation: &ConversationId, is_last: bool) {
         self.metrics.presence_dropped.increment(1);
-        let mut machine = self.machine.lock();
         if is_last {
-            machine.handle_last_dropped(watcher, conversation);
-            // The task waits if nothing else is watched.
-            self.has_watches.notify_one();
+            self.repeat_last(watcher, conversation);
         } else {
-            machine.handle_dropped(watcher, conversation);
+            self.machine.lock().handle_dropped(watcher, conversation);
         }
+    }
+
+    /// Notes that a shard had no room for a report to these watchers: it does not count against them.
+    pub fn note_no_room(&self, watchers: &[ConnKey], conversation: &ConversationId, is_last: bool) {
+        self.metrics.presence_dropped.increment(watchers.len() as u64);
+        for watcher in watchers {
+            if is_last {
+                self.repeat_last(*watcher, conversation);
+            } else {
+                self.machine.lock().handle_no_room(*watcher, conversation);
+            }
+        }
+    }
+
+    fn repeat_last(&self, watcher: ConnKey, conversation: &ConversationId) {
+        self.machine.lock().handle_last_dropped(watcher, conversation);
+        // The task waits if nothing else is watched.
+        self.has_watches.notify_one();
     }
 
     /// Reports to the watchers until the node stops.

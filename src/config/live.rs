@@ -99,6 +99,7 @@ pub const RESTART_REASONS: &[(&str, &[&str])] = &[
             "login",
             "limits.devices_per_user",
             "limits.small_group_max",
+            "limits.watch_direct",
             "retention",
             "events",
             "log.rules",

@@ -61,6 +61,7 @@ pub(super) fn broker(config: &Config, addresses: &Addresses, source: &str) -> br
             members_max: config.limits.watched_members_max,
             user_watches_max: config.limits.watches_per_user,
             users_per_round: config.limits.presence_users_per_second,
+            has_direct: config.limits.watch_direct,
         },
     }
 }
@@ -311,6 +312,7 @@ fn session_limits(config: &Config) -> session::SessionLimits {
         signal_bytes_max: u32(limits.signal_bytes_max),
         signals_per_second: limits.signals_per_second,
         frames_per_second: limits.frames_per_second,
+        has_watches: limits.watched_max > 0,
         reply_deadline: ms(timing.reply_ms),
         window: WindowLimits {
             count_max: limits.window_max,

@@ -244,9 +244,7 @@ impl RoundParts<'_> {
             let is_posted =
                 shards.get(usize::from(shard)).is_some_and(|it| it.try_post(Mail::Presence(mail)));
             if !is_posted {
-                for watcher in watchers {
-                    self.watches.note_dropped(watcher, &conversation, is_last);
-                }
+                self.watches.note_no_room(&watchers, &conversation, is_last);
             }
         }
     }

@@ -256,6 +256,21 @@ async fn report_that_fits_no_mailbox_is_made_up_for() {
     assert!(world.refreshed().await.is_empty(), "the connection is closed");
 }
 
+#[tokio::test(start_paused = true)]
+async fn watchers_without_a_report_are_first_in_the_next_round() {
+    // One report takes all of the mailbox.
+    let mut world = World::new(64).await;
+    for slot in 1..=3 {
+        world.watch(slot, "ann", &format!("d:ann:u{slot}"));
+    }
+    assert_eq!(world.round().await, ["d:ann:u1 [1] all + -"]);
+    world.connect("ann", "n1").await;
+    assert_eq!(world.round().await, ["d:ann:u2 [2] all +ann -"]);
+    assert_eq!(world.round().await, ["d:ann:u3 [3] all +ann -"]);
+    assert_eq!(world.round().await, ["d:ann:u1 [1] all +ann -"]);
+    assert!(world.round().await.is_empty());
+}
+
 /// Returns a world in which Ann, connected to this node, has seen that Bob is connected to the other one, whose lease has
 /// lapsed since.
 async fn without_the_other_node() -> World {

@@ -56,7 +56,8 @@ enum MarkSetting {
 
 /// Returns the preference with this word.
 pub(in crate::api) fn push(word: &str) -> Result<Push, Problem> {
-    Push::from_word(word).ok_or_else(|| bad(format!("push: one of {}", Push::words())))
+    let cure = || Problem(Code::BadSetting, format!("push: one of {}", Push::words()));
+    Push::from_word(word).ok_or_else(cure)
 }
 
 /// Entries that a request hides.

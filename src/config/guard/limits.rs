@@ -47,8 +47,11 @@ pub struct LimitsConfig {
     /// 0: none are accepted.
     pub signals_per_second: u32,
     /// Conversations of which clients of this node watch who is online; a direct one counts for each of its two users.
-    /// 0: none can be watched.
+    /// 0: none can be watched, and welcome.features does not name `watch`.
     pub watched_max: usize,
+    /// Whether clients may watch who is online in direct conversations, too. false: in groups alone. Must be the same on
+    /// all nodes.
+    pub watch_direct: bool,
     /// Members of all conversations that clients of this node watch, and watches, together; each takes about 480 bytes.
     pub watched_members_max: usize,
     /// Conversations that all connections of one user to this node watch together.
@@ -118,6 +121,7 @@ impl Default for LimitsConfig {
             signal_bytes_max: 1_024,
             signals_per_second: 10,
             watched_max: 10_000,
+            watch_direct: true,
             watched_members_max: 500_000,
             watches_per_user: 128,
             presence_users_per_second: 2_000,

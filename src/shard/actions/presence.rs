@@ -1,7 +1,7 @@
 //! Watches of who of a conversation is online: begins and ends them, and writes their reports to connections with nothing else
 //! waiting, as signals are. What is not written is replaced by a complete report later.
 
-use std::{sync::Arc, time::Duration};
+use std::{future, sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
@@ -38,9 +38,16 @@ const USER_FULL: &str = "all connections of the user to this node watch as many 
 /// Refusal of a watch by a node without them.
 const OFF: &str = "this node does not report who is online";
 
+/// Refusal of a watch of a direct conversation by a node that reports groups alone.
+const DIRECT_OFF: &str = "this node does not report who is online in direct conversations";
+
 impl<I: Io> Shard<I> {
-    /// Returns the check whether the user is a member of the conversation, and how many it has.
+    /// Returns the check whether the user is a member of the conversation, and how many it has. Of a conversation that the node
+    /// lets no user watch, nothing is read.
     pub(in crate::shard) fn check_watch(&self, user: UserId, conversation: ConversationId) -> Work {
+        if self.context.watches.refusal_of(&conversation).is_some() {
+            return Box::pin(future::ready(Ok(QueryResult::Watch(conversation, 0))));
+        }
         let (cluster, reads) = (Arc::clone(&self.context.cluster), Arc::clone(&self.context.reads));
         Box::pin(async move {
             let reads = ConsistentReads::new(&cluster, &reads, &user);
@@ -67,6 +74,7 @@ impl<I: Io> Shard<I> {
             match self.context.watches.watch(conn.key, &login.route.user, conversation, members) {
                 Ok(()) => return conn.session.query_done(id, &mut self.buffers.actions),
                 Err(WatchRefusal::Off) => Code::Unsupported.error(OFF),
+                Err(WatchRefusal::DirectOff) => Code::Unsupported.error(DIRECT_OFF),
                 Err(WatchRefusal::ConnectionFull) => Code::TooManyWatches.error(""),
                 Err(WatchRefusal::UserFull) => Code::TooManyWatches.error(USER_FULL),
                 Err(WatchRefusal::NodeFull) => Code::Overloaded.error_after(NODE_FULL, NODE_FULL_WAIT),
@@ -88,9 +96,7 @@ impl<I: Io> Shard<I> {
         if self.presence.len() < REPORTS_WAITING_MAX {
             return self.presence.push_back(report);
         }
-        for watcher in &report.watchers {
-            self.context.watches.note_dropped(*watcher, &report.conversation, report.is_last);
-        }
+        self.context.watches.note_no_room(&report.watchers, &report.conversation, report.is_last);
     }
 
     /// Writes the waiting reports, unless fan-out work waits.

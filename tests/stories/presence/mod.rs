@@ -85,6 +85,47 @@ fn watch_is_for_members_of_small_conversations() {
 }
 
 #[test]
+fn node_without_watches_does_not_offer_them_and_reads_nothing() {
+    let node = TestNode::start(|config| {
+        config.limits.watched_max = 0;
+        config.limits.errors_max = 3;
+    });
+    let tea = node.group("tea", &["bob"]);
+    let mut ann = node.connect(Wire::Tcp);
+    let features = vec!["watch".to_owned(), "react".to_owned()];
+    ann.login(pb::Hello { features, ..hello(&node.token("ann"), "phone") });
+    assert_eq!(ann.welcome.features, ["react"]);
+    // A read would find that she is no member. As many as are forgiven for mistakes, and more.
+    for _ in 0..5 {
+        assert_eq!(ann.refused(ask::watch(&tea)), Code::Unsupported);
+        assert_eq!(ann.refused(ask::watch("d:ann:bob")), Code::Unsupported);
+    }
+    ann.expect_done(ask::unwatch(&tea));
+}
+
+#[test]
+fn node_can_leave_direct_conversations_out() {
+    let node = TestNode::start(|config| {
+        config.limits.watch_direct = false;
+        config.limits.errors_max = 3;
+    });
+    let tea = node.group("tea", &["ann", "bob"]);
+    let mut ann = node.connect(Wire::WsText);
+    let features = vec!["watch".to_owned()];
+    ann.login(pb::Hello { features, ..hello(&node.token("ann"), "phone") });
+    assert_eq!(ann.welcome.features, ["watch"], "of groups");
+    ann.text("bob", "m1", "hi");
+    // A read would find that she has not talked to Cid.
+    for _ in 0..5 {
+        assert_eq!(ann.refused(ask::watch("d:ann:bob")), Code::Unsupported);
+        assert_eq!(ann.refused(ask::watch("d:ann:cid")), Code::Unsupported);
+    }
+    ann.expect_done(ask::unwatch("d:ann:bob"));
+    ann.expect_done(ask::watch(&tea));
+    assert_eq!(complete(&mut ann, &tea), names(&["ann"]));
+}
+
+#[test]
 fn connection_and_user_have_a_limited_number_of_watches() {
     let node = TestNode::start(|config| {
         config.limits.watches_per_user = 32;

@@ -131,11 +131,14 @@ fn marks_only_rise_and_the_users_devices_learn_of_them() {
     assert_eq!(get(&node, path)["push"], json!("none"));
     let (status, state) = node.admin("PATCH", path, &json!({"push": null}));
     assert_eq!((status, state.get("push"), &state["readSeq"]), (200, None, &json!(2)));
-    let loud = json!({"push": "loud"});
-    for (body, status) in
-        [(json!({}), 400), (json!({"readSeq": -1}), 400), (json!({"x": 1}), 400), (loud, 400)]
-    {
-        assert_eq!(refused(&node, "PATCH", path, &body).0, status, "{body}");
+    for (body, code) in [
+        (json!({}), Code::BadContent),
+        (json!({"readSeq": -1}), Code::BadContent),
+        (json!({"x": 1}), Code::BadContent),
+        (json!({"push": "loud"}), Code::BadSetting),
+        (json!({"push": ""}), Code::BadSetting),
+    ] {
+        assert_eq!(refused(&node, "PATCH", path, &body), (400, code.number().into()), "{body}");
     }
     for other in ["/v1/users/eve/conversations/g:team", "/v1/users/bob/conversations/d:bob:eve"] {
         assert_eq!(refused(&node, "PATCH", other, &json!({"readSeq": 1})).0, 404, "{other}");

@@ -7,6 +7,8 @@ use super::{get, refused};
 use crate::support::{ServerBody, TestNode, ask, eventually, send, text_of};
 
 const NOT_FOUND: (u16, u64) = (404, Code::NotFound.number() as u64);
+const BAD_CONTENT: (u16, u64) = (400, Code::BadContent.number() as u64);
+const BAD_SETTING: (u16, u64) = (400, Code::BadSetting.number() as u64);
 
 #[test]
 fn rooms_and_their_members_are_listed() {
@@ -116,14 +118,15 @@ fn user_is_shown_with_devices_prio_and_revocations() {
     assert_eq!(get(&node, "/v1/users/ann")["settings"], json!({"push": "mentions"}));
     let hidden = json!({"user": "ann", "settings": {"push": "mentions", "presence": "off"}});
     assert_eq!(node.admin("PATCH", "/v1/users/ann", &json!({"presence": "off"})), (200, hidden));
-    for wrong in [
-        json!({}),
-        json!({"push": null}),
-        json!({"push": "loud"}),
-        json!({"presence": "away"}),
-        json!({"prio": 1}),
+    for (wrong, refusal) in [
+        (json!({}), BAD_CONTENT),
+        (json!({"push": null}), BAD_CONTENT),
+        (json!({"push": "loud"}), BAD_SETTING),
+        (json!({"presence": "away"}), BAD_SETTING),
+        (json!({"push": "", "presence": "off"}), BAD_SETTING),
+        (json!({"prio": 1}), BAD_CONTENT),
     ] {
-        assert_eq!(refused(&node, "PATCH", "/v1/users/ann", &wrong).0, 400, "{wrong}");
+        assert_eq!(refused(&node, "PATCH", "/v1/users/ann", &wrong), refusal, "{wrong}");
     }
 }
 

@@ -8,11 +8,14 @@
 //! **Bounds.** Watches by [`CONNECTION_WATCHES_MAX`] and [`PresenceLimits`]. A round reads members, reads settings and looks up
 //! users, of each kind at most [`PresenceLimits::users_per_round`]; what has waited longest comes first, so that more users
 //! make a round of all of them longer, and no user waits for ever. What a round costs otherwise grows with what has changed.
+//! Reports are in the order in which their watchers have waited: where there is room for some of them alone, the others are first in
+//! the next round.
 //!
 //! **Memory.** About 480 bytes for each of [`PresenceLimits::members_max`] where all are different users with ids of 22 bytes, as
 //! measured; less where users are members of several watched conversations.
 
 mod due;
+mod limits;
 mod members;
 mod reports;
 
@@ -22,6 +25,7 @@ use std::{
 };
 
 use self::due::DueQueue;
+pub use self::limits::{PresenceLimits, WatchRefusal};
 use crate::{
     Time,
     id::{ConversationId, ConversationKind, UserId},
@@ -48,25 +52,6 @@ pub const REFRESH_INTERVAL: Duration = Duration::from_secs(8);
 /// Most dropped reports in a row that make the pause before the next one longer: then it is 16 s.
 const DROPS_MAX: u8 = 5;
 
-/// Limits of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PresenceLimits {
-    /// Most watched conversations. A direct conversation counts for each of its two users.
-    pub watched_max: usize,
-    /// Most members of all watched conversations together, where each watch counts as one more.
-    pub members_max: usize,
-    /// Most watches of a user, over all connections.
-    pub user_watches_max: usize,
-    /// Most members that are read in a round, as many settings, and as many users that are looked up.
-    pub users_per_round: usize,
-}
-
-impl Default for PresenceLimits {
-    fn default() -> Self {
-        Self { watched_max: 10_000, members_max: 500_000, user_watches_max: 128, users_per_round: 2_000 }
-    }
-}
-
 /// What is watched: a group, or a direct conversation as one of its two users sees it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchSubject {
@@ -82,19 +67,6 @@ impl WatchSubject {
         let is_direct = matches!(conversation.kind(), ConversationKind::Direct(..));
         Self { conversation, viewer: is_direct.then(|| user.clone()) }
     }
-}
-
-/// Reason why a watch does not begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WatchRefusal {
-    /// The node has no watches.
-    Off,
-    /// The connection has [`CONNECTION_WATCHES_MAX`] watches.
-    ConnectionFull,
-    /// The user has as many watches as one may have.
-    UserFull,
-    /// The watched conversations, or their members and watches, are as many as the node may have.
-    NodeFull,
 }
 
 /// Report of a conversation to some of its watchers.
@@ -153,8 +125,9 @@ struct Round {
     members_left: usize,
     settings_left: usize,
     lookups_left: usize,
-    /// Subjects that the round reports on; `None` until its first report. What changes later is left to the next round.
-    reporting: Option<BTreeSet<u64>>,
+    /// Subjects that the round reports on, each with the time since when its watchers wait; `None` until its first report. What
+    /// changes later is left to the next round.
+    reporting: Option<BTreeSet<(Time, u64)>>,
 }
 
 #[derive(Debug)]
@@ -183,6 +156,8 @@ struct Watch {
     drops: u8,
     /// Time before which no complete report is tried.
     retry_at: Time,
+    /// Time from which on the watcher counts as waiting, when it lacks a report.
+    waits_since: Time,
 }
 
 /// Member of watched subjects.
@@ -266,6 +241,9 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         subject: WatchSubject,
         members: usize,
     ) -> Result<(), WatchRefusal> {
+        if let Some(refusal) = self.limits.refusal_of(&subject.conversation) {
+            return Err(refusal);
+        }
         let (existing, conversation) = (self.numbers.get(&subject).copied(), subject.conversation.clone());
         let of_connection = self.watches.get(&watcher);
         let is_watched = existing.is_some_and(|number| of_connection.is_some_and(|it| it.contains(&number)));
@@ -282,8 +260,8 @@ impl<W: Copy + Ord> ConversationPresence<W> {
             *self.of_users.entry(user.clone()).or_default() += 1;
         }
         if let Some(subject) = self.subjects.get_mut(&number) {
-            let (user, retry_at) = (user.clone(), Time::ZERO);
-            let watch = Watch { user, is_current: false, is_checked: false, drops: 0, retry_at };
+            let (user, retry_at, waits_since) = (user.clone(), Time::ZERO, self.next_round);
+            let watch = Watch { user, is_current: false, is_checked: false, drops: 0, retry_at, waits_since };
             subject.watchers.insert(watcher, watch);
         }
         self.changed.insert(number);
@@ -313,13 +291,19 @@ impl<W: Copy + Ord> ConversationPresence<W> {
     /// Handles that a report did not reach its watcher: the next one is complete. It comes in the next round, and later each time
     /// that it does not reach the watcher either.
     pub fn handle_dropped(&mut self, watcher: W, conversation: &ConversationId) {
-        let Some(number) = self.number_of(watcher, conversation) else { return };
-        if let Some(watch) = self.subjects.get_mut(&number).and_then(|it| it.watchers.get_mut(&watcher)) {
-            watch.is_current = false;
+        let next_round = self.next_round;
+        if let Some(watch) = self.fall_behind(watcher, conversation) {
             watch.drops = (watch.drops + 1).min(DROPS_MAX);
-            watch.retry_at = self.next_round + ROUND_INTERVAL * ((1 << watch.drops) / 2 - 1);
-            self.changed.insert(number);
+            watch.retry_at = next_round + ROUND_INTERVAL * ((1 << watch.drops) / 2 - 1);
+            // It had its turn: many that take nothing must not be first for ever.
+            watch.waits_since = next_round;
         }
+    }
+
+    /// Handles that there was no room for a report on the way to its watcher, which has not refused it: the next round tries a
+    /// complete one, before those of watchers that have waited for less time.
+    pub fn handle_no_room(&mut self, watcher: W, conversation: &ConversationId) {
+        self.fall_behind(watcher, conversation);
     }
 
     /// Handles that a last report did not reach its watcher: it is repeated in the next round.
@@ -368,9 +352,6 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         new_members: Option<usize>,
     ) -> Result<(), WatchRefusal> {
         let limits = &self.limits;
-        if limits.watched_max == 0 {
-            return Err(WatchRefusal::Off);
-        }
         if self.watches.get(&watcher).is_some_and(|it| it.len() >= CONNECTION_WATCHES_MAX) {
             return Err(WatchRefusal::ConnectionFull);
         }
@@ -412,6 +393,15 @@ impl<W: Copy + Ord> ConversationPresence<W> {
             self.subjects.get(*number).is_some_and(|it| it.subject.conversation == *conversation)
         };
         self.watches.get(&watcher)?.iter().find(is_of).copied()
+    }
+
+    /// Returns a watch that lacks a report: its next one is complete.
+    fn fall_behind(&mut self, watcher: W, conversation: &ConversationId) -> Option<&mut Watch> {
+        let number = self.number_of(watcher, conversation)?;
+        let watch = self.subjects.get_mut(&number)?.watchers.get_mut(&watcher)?;
+        watch.is_current = false;
+        self.changed.insert(number);
+        Some(watch)
     }
 
     fn end_watch(&mut self, watcher: W, number: u64) {

@@ -28,10 +28,15 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         if self.is_unavailable && !self.lookups.is_empty() {
             return None;
         }
-        let reporting = round.reporting.get_or_insert_with(|| std::mem::take(&mut self.changed));
-        while let Some(number) = reporting.pop_first() {
+        let at = round.at;
+        let reporting = round.reporting.get_or_insert_with(|| {
+            let since = |number: &u64| self.subjects.get(number).map_or(at, |it| it.waits_since(at));
+            let changed = std::mem::take(&mut self.changed);
+            changed.into_iter().map(|number| (since(&number), number)).collect()
+        });
+        while let Some((_, number)) = reporting.pop_first() {
             let Some(subject) = self.subjects.get_mut(&number) else { continue };
-            if subject.watchers.values().all(|it| !it.is_current && it.retry_at > round.at) {
+            if subject.watchers.values().all(|it| !it.is_current && it.retry_at > at) {
                 self.changed.insert(number);
                 continue;
             }
@@ -44,8 +49,8 @@ impl<W: Copy + Ord> ConversationPresence<W> {
                     None => is_known = false,
                 }
             }
-            let change = subject.change(&online);
-            let complete = if is_known { subject.complete(&online, round.at) } else { None };
+            let change = subject.change(&online, at);
+            let complete = if is_known { subject.complete(&online, at) } else { None };
             subject.reported = online;
             if is_known && subject.watchers.values().any(|watch| !watch.is_current) {
                 self.changed.insert(number);
@@ -60,8 +65,15 @@ impl<W: Copy + Ord> ConversationPresence<W> {
 }
 
 impl<W: Copy + Ord> Subject<W> {
+    /// Returns since when the watchers that may get a report now wait for one: those that are up to date not at all, and of the
+    /// others the one that has waited longest counts.
+    fn waits_since(&self, now: Time) -> Time {
+        let behind = self.watchers.values().filter(|watch| !watch.is_current && watch.retry_at <= now);
+        behind.map(|watch| watch.waits_since).min().unwrap_or(now)
+    }
+
     /// Returns the report of what has changed, for the watchers that are up to date.
-    fn change(&mut self, online: &BTreeSet<UserId>) -> Option<PresenceReport<W>> {
+    fn change(&mut self, online: &BTreeSet<UserId>, now: Time) -> Option<PresenceReport<W>> {
         if *online == self.reported {
             return None;
         }
@@ -69,6 +81,7 @@ impl<W: Copy + Ord> Subject<W> {
         let watchers: Vec<W> = current
             .map(|(watcher, watch)| {
                 watch.drops = 0;
+                watch.waits_since = now;
                 *watcher
             })
             .collect();

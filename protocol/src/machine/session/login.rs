@@ -16,8 +16,11 @@ use std::{borrow::Cow, time::Duration};
 /// Supported protocol version.
 const PROTOCOL_VERSION: u32 = 1;
 
-/// Optional parts of the protocol that this version has. Welcome names those that Hello names.
-const FEATURES: [&str; 3] = ["refresh", "react", "watch"];
+/// Optional parts of the protocol that this version has. Welcome names those that Hello names and the node offers.
+const FEATURES: [&str; 3] = ["refresh", "react", WATCH];
+
+/// Part that a node may lack by its limits.
+const WATCH: &str = "watch";
 
 /// Fields of a Hello that Welcome needs.
 #[derive(Debug)]
@@ -96,6 +99,7 @@ impl Session {
         self.identity = Some(Identity { user: login.user, device: login.device, epoch: login.epoch });
         self.wall_zero = login.server_time_ms.saturating_sub(now.as_millis());
         self.handle_heard(now);
+        let is_offered = |feature: &&str| limits.has_watches || *feature != WATCH;
         let welcome = pb::Welcome {
             session: login.session,
             node: login.node.to_string(),
@@ -105,7 +109,7 @@ impl Session {
             next_id: next_id.to_string(),
             resumed: Some(login.resumed),
             settings: Some(self.settings.for_welcome(chained, &settings)),
-            features: features.into_iter().map(str::to_owned).collect(),
+            features: features.into_iter().filter(is_offered).map(str::to_owned).collect(),
         };
         self.push_frame(id, ServerBody::Welcome(welcome), out);
     }

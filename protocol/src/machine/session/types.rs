@@ -55,6 +55,8 @@ pub struct SessionLimits {
     /// Limit of the frames that count, per second; those of [`crate::machine::frame_budget::BURST`] may arrive at once.
     /// 0: no limit.
     pub frames_per_second: u32,
+    /// Whether the node reports who is online; without it, Welcome does not name the feature `watch`.
+    pub has_watches: bool,
     /// Time after which a submission without an answer becomes *unknown*.
     pub reply_deadline: Duration,
     /// Limits of the driver's window; the user's settings adjust `ack_timeout` and `tries`.
@@ -81,6 +83,7 @@ impl Default for SessionLimits {
             signal_bytes_max: 1_024,
             signals_per_second: 10,
             frames_per_second: 0,
+            has_watches: true,
             reply_deadline: Duration::from_secs(5),
             window: WindowLimits::default(),
         }

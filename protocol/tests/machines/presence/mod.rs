@@ -173,6 +173,29 @@ fn watcher_that_takes_no_report_gets_fewer_and_fewer() {
 }
 
 #[test]
+fn watchers_take_turns_where_there_is_room_for_some() {
+    let mut machine = Machine::new(PresenceLimits::default());
+    for watcher in 0..10 {
+        machine.watch(watcher, &user("ann"), subject(&format!("g{watcher}")), 2).unwrap();
+    }
+    let mut reported = [0; 10];
+    for second in 0..60 {
+        // Each round has a report for each watcher, and room for three.
+        let online = if second % 2 == 0 { &["ann"][..] } else { &["ann", "bob"][..] };
+        let facts = Facts { members: &["ann", "bob"], online, ..Facts::default() };
+        for (nth, report) in round(&mut machine, second * 1_000, &facts).iter().enumerate() {
+            let [watcher] = report.watchers[..] else { panic!("{report:?}") };
+            if nth < 3 {
+                reported[watcher as usize] = second;
+            } else {
+                machine.handle_no_room(watcher, &report.conversation);
+            }
+        }
+        assert!(reported.iter().all(|it| second - it <= 4), "second {second}: {reported:?}");
+    }
+}
+
+#[test]
 fn nothing_is_reported_while_lookups_fail() {
     let mut machine = watching("tea", &[1]);
     let members = &["ann", "bob"][..];
@@ -301,6 +324,10 @@ fn full_connection_and_full_node_refuse_a_watch() {
     );
     let mut off = Machine::new(PresenceLimits { watched_max: 0, ..PresenceLimits::default() });
     assert_eq!(off.watch(1, &ann, subject("tea"), 2), Err(WatchRefusal::Off));
+    let mut groups = Machine::new(PresenceLimits { has_direct: false, ..PresenceLimits::default() });
+    let direct = WatchSubject::new(ConversationId::direct(&ann, &user("bob")), &ann);
+    assert_eq!(groups.watch(1, &ann, direct, 2), Err(WatchRefusal::DirectOff));
+    assert_eq!(groups.watch(1, &ann, subject("tea"), 2), Ok(()));
 }
 
 #[test]

@@ -14,8 +14,13 @@ use super::{Machine, handle_all, subject, user};
 const USERS: usize = 6;
 const GROUPS: usize = 3;
 const WATCHERS: u64 = 4;
-const LIMITS: PresenceLimits =
-    PresenceLimits { watched_max: 2, members_max: 13, user_watches_max: 2, users_per_round: 4 };
+const LIMITS: PresenceLimits = PresenceLimits {
+    watched_max: 2,
+    members_max: 13,
+    user_watches_max: 2,
+    users_per_round: 4,
+    has_direct: true,
+};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -25,8 +30,8 @@ enum Step {
     Watch(u64, usize),
     Unwatch(u64, usize),
     Forget(u64),
-    /// Round after this time, with these faults: members, settings, lookups, reports.
-    Round(u64, [bool; 4]),
+    /// Round after this time, with these faults: members, settings, lookups, reports, room for reports.
+    Round(u64, [bool; 5]),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -37,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..WATCHERS, 0..GROUPS).prop_map(|(watcher, group)| Step::Watch(watcher, group)),
         1 => (0..WATCHERS, 0..GROUPS).prop_map(|(watcher, group)| Step::Unwatch(watcher, group)),
         1 => (0..WATCHERS).prop_map(Step::Forget),
-        4 => (0..5_000_u64, any::<[bool; 4]>()).prop_map(|(pause, faults)| Step::Round(pause, faults)),
+        4 => (0..5_000_u64, any::<[bool; 5]>()).prop_map(|(pause, faults)| Step::Round(pause, faults)),
     ]
 }
 
@@ -112,7 +117,7 @@ impl World {
         }
     }
 
-    fn round(&mut self, pause: u64, [members, settings, lookups, reports]: [bool; 4]) {
+    fn round(&mut self, pause: u64, [members, settings, lookups, reports, no_room]: [bool; 5]) {
         let Some(due) = self.machine.poll_timeout() else { return };
         self.now = due.max(Time::from_millis(self.now.as_millis() + pause));
         self.machine.begin_round(self.now);
@@ -146,21 +151,25 @@ impl World {
         });
         assert!(looked_up <= LIMITS.users_per_round, "{looked_up}");
         while let Some(report) = self.machine.poll_report() {
-            self.report(&report, reports);
+            self.report(&report, reports, no_room);
         }
         self.machine.end_round(self.now);
         assert!(self.machine.watched() <= LIMITS.watched_max, "{}", self.machine.watched());
     }
 
-    fn report(&mut self, report: &PresenceReport<u64>, is_dropped: bool) {
+    fn report(&mut self, report: &PresenceReport<u64>, is_dropped: bool, has_no_room: bool) {
         let group: usize = report.conversation.as_str()[2..].parse().unwrap();
         for watcher in &report.watchers {
-            if is_dropped && report.is_last {
+            if (is_dropped || has_no_room) && report.is_last {
                 self.machine.handle_last_dropped(*watcher, &report.conversation);
                 continue;
             }
             if is_dropped {
                 self.machine.handle_dropped(*watcher, &report.conversation);
+                continue;
+            }
+            if has_no_room {
+                self.machine.handle_no_room(*watcher, &report.conversation);
                 continue;
             }
             let known = self.watches.get_mut(&(*watcher, group)).expect("a watch of this connection");
@@ -183,7 +192,7 @@ impl World {
     /// Compares what the watchers know with what is so, once all has been read and looked up again.
     fn check(&mut self) {
         for _ in 0..40 {
-            self.round(1_000, [false; 4]);
+            self.round(1_000, [false; 5]);
         }
         let mut watches = 0;
         let watched =

@@ -1,12 +1,12 @@
 //! Login, from the first byte to Welcome: allowed frames, timeouts, settings, and the start of the chain.
 
-use super::support::{Conn, hello, id, logged_in, send};
+use super::support::{Conn, hello, id, limits, logged_in, send};
 use std::time::Duration;
 use tidegate_protocol::{
     Code, Time,
     id::ConversationId,
     machine::{
-        session::{Action, Session, SessionPhase},
+        session::{Action, Session, SessionLimits, SessionPhase},
         window::{Tracked, Verdict, Window},
     },
     pb::{self, client_frame::Body as ClientBody, server_frame::Body as ServerBody},
@@ -190,6 +190,18 @@ fn chain_starts_at_the_declared_saved_or_fresh_id() {
     assert_eq!(start("", true, Some("s")), (welcome("s"), some("s")));
 }
 
+/// Returns the Welcome that the session has sent.
+fn welcome_of(conn: &Conn) -> pb::Welcome {
+    let welcome = conn.actions.iter().find_map(|action| match action {
+        Action::Reply(frame) => match &frame.body {
+            Some(ServerBody::Welcome(welcome)) => Some(welcome.clone()),
+            _ => None,
+        },
+        _ => None,
+    });
+    welcome.expect("a welcome")
+}
+
 #[test]
 fn welcome_names_the_features_that_both_sides_have() {
     let cases: [(&[&str], &[&str]); 5] = [
@@ -204,15 +216,17 @@ fn welcome_names_the_features_that_both_sides_have() {
         let features = used.iter().map(|name| (*name).to_owned()).collect();
         conn.frame(1, ClientBody::Hello(pb::Hello { features, ..hello("") }));
         conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
-        let welcome = conn.actions.iter().find_map(|action| match action {
-            Action::Reply(frame) => match &frame.body {
-                Some(ServerBody::Welcome(welcome)) => Some(welcome.clone()),
-                _ => None,
-            },
-            _ => None,
-        });
-        assert_eq!(welcome.expect("a welcome").features, named, "{used:?}");
+        assert_eq!(welcome_of(&conn).features, named, "{used:?}");
     }
+}
+
+#[test]
+fn welcome_names_no_watches_of_a_node_without_them() {
+    let mut conn = Conn::with(SessionLimits { has_watches: false, ..limits() }, Time::from_millis(1_000));
+    let features = ["watch", "react"].map(str::to_owned).to_vec();
+    conn.frame(1, ClientBody::Hello(pb::Hello { features, ..hello("") }));
+    conn.input(|s, l, now, out| s.logged_in(logged_in(None), l, now, out));
+    assert_eq!(welcome_of(&conn).features, ["react"]);
 }
 
 #[test]
