@@ -44,6 +44,7 @@ pub use self::{
     before::{AppDenial, BeforeHook, BeforeQuestion, BeforeVerdict},
     login::{IDENTITY_TTL_MAX, LoginFault, LoginOrigin},
     reason::AppReason,
+    started::StartedRead,
     webhook::{
         EncodedEvent, InvalidTarget, SenderSettings, WebhookBody, WebhookReply, WebhookRequest,
         WebhookSender, WebhookTarget,

@@ -9,7 +9,8 @@
 //! one page more, and [`tidegate_protocol::machine::waiting::RECENT_MAX`] pairs of user and conversation, about 25 MiB at
 //! the most, on each node. A round has at most [`tidegate_protocol::machine::waiting::ROUND_MAX`] notices. Contents of messages
 //! are held only while they are read, [`crate::webhooks::REQUEST_BYTES_MAX`] or one message at a time: for a page, and for
-//! each request that has a permit. What stays of them is mentions and previews, both of a bounded length.
+//! each request that has a permit. For users whose bound cuts a notice, 256 KiB or one message are read, eight times at once.
+//! What stays of contents is mentions and previews, both of a bounded length.
 
 mod cursor;
 mod due;
@@ -17,6 +18,7 @@ mod encode;
 mod notifier;
 mod recipients;
 mod round;
+mod standing;
 
 use std::sync::Arc;
 

@@ -27,7 +27,7 @@ pub struct HooksConfig {
     /// Questions for hooks.allow_url: `join` a live room, `write` to a conversation, `start` a direct conversation that
     /// has no message yet; not by default: `signal` to a conversation, `recall` a message.
     pub allow_actions: Vec<String>,
-    /// Longest time of one such question.
+    /// Longest time of one such question, all waits included; less than timing.reply_ms if `write` or `start` are asked.
     pub allow_timeout_ms: u64,
     /// Time for which an answer holds that names no `ttlMs`; at most one minute.
     pub allow_ttl_ms: u64,
@@ -40,7 +40,8 @@ pub struct HooksConfig {
     /// Live rooms whose messages hooks.before_url is asked about, such as `r:hall`, or `r:news.*` for all that begin so; none by
     /// default.
     pub before_rooms: Vec<String>,
-    /// Longest time of one such question, all waits included; with hooks.allow_timeout_ms less than timing.reply_ms.
+    /// Longest time of one such question, all waits included; less than timing.reply_ms, together with hooks.allow_timeout_ms
+    /// if both are asked about a message.
     pub before_timeout_ms: u64,
     /// File with the secret that signs the requests, mode 600: one or two lines `whsec_…`, each with the base64 of 24 to
     /// 64 random bytes. Has to be set with a URL.
@@ -147,11 +148,17 @@ impl HooksConfig {
         self.before_fail == FAIL_OPEN
     }
 
+    /// Returns whether the hook `allow` is asked about messages.
+    fn asks_allow(&self) -> bool {
+        let is_asked = |action: &AllowAction| matches!(action, AllowAction::Write | AllowAction::Start);
+        !self.allow_url.is_empty() && self.actions().iter().any(is_asked)
+    }
+
     /// Returns the longest time of all questions about one message.
     pub(crate) fn asked_ms_max(&self) -> u64 {
-        let asked = [(&self.allow_url, self.allow_timeout_ms), (&self.before_url, self.before_timeout_ms)];
-        let asked = asked.iter().filter(|(url, _)| !url.is_empty()).map(|(_, ms)| *ms);
-        asked.fold(0, u64::saturating_add)
+        let allow_ms = if self.asks_allow() { self.allow_timeout_ms } else { 0 };
+        let before_ms = if self.before_url.is_empty() { 0 } else { self.before_timeout_ms };
+        allow_ms.saturating_add(before_ms)
     }
 
     /// Returns the time for which an answer holds that names none.
@@ -161,10 +168,19 @@ impl HooksConfig {
 
     /// Checks that the questions about a message are answered before its sender gets UNKNOWN, after `reply_ms`.
     pub(super) fn check_times(&self, reply_ms: u64, need: &mut impl FnMut(bool, &str)) {
+        let key = if self.before_url.is_empty() {
+            "hooks.allow_timeout_ms: "
+        } else if self.asks_allow() {
+            "hooks.before_timeout_ms: with hooks.allow_timeout_ms "
+        } else {
+            "hooks.before_timeout_ms: "
+        };
         need(
-            self.before_url.is_empty() || self.asked_ms_max() < reply_ms,
-            "hooks.before_timeout_ms: with hooks.allow_timeout_ms, if hooks.allow_url is set, less than timing.reply_ms, after \
-             which the sender gets UNKNOWN; lower them, or raise timing.reply_ms",
+            self.asked_ms_max() < reply_ms,
+            &format!(
+                "{key}less than timing.reply_ms, after which the sender gets UNKNOWN; lower the time of the question, or raise \
+                 timing.reply_ms"
+            ),
         );
     }
 
@@ -338,6 +354,12 @@ mod tests {
         assert!(with(&["timing.reply_ms=2000"]).contains("raise timing.reply_ms"));
         assert!(with(&[&allow[..], &["timing.reply_ms=2600"]].concat()).contains("raise timing.reply_ms"));
         assert_eq!(with(&[&allow[..], &["timing.reply_ms=2601"]].concat()), "");
+        let allow_alone = |more: &[&str]| problem(&[&[secret][..], &allow, more].concat());
+        assert_eq!(allow_alone(&["timing.reply_ms=601"]), "");
+        let found = allow_alone(&["timing.reply_ms=600"]);
+        assert!(found.contains("hooks.allow_timeout_ms: less than timing.reply_ms"), "{found}");
+        let joins = ["timing.reply_ms=600", "hooks.allow_actions=[join, recall]"];
+        assert_eq!(allow_alone(&joins), "", "no message waits for it");
         let slow = ["hooks.login_timeout_ms=5000", "hooks.login_url=http://127.0.0.1/"];
         assert!(problem(&[secret, slow[0], slow[1]]).contains("less than timing.handshake_ms"));
     }

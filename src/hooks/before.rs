@@ -183,17 +183,21 @@ impl Shared {
         let deadline = Deadline::now() + self.settings.timeout;
         let _admitted = self.questions.admit(&question.sender).ok_or(HookFailure::UserFull)?;
         let is_first = self.is_first(question, has_messages).await;
-        let (waiting, answer) = Waiting::new(question.encode(is_first), question.msg_id.clone());
+        let json = question.encode(is_first);
+        let (waiting, answer) = Waiting::new(json, question.msg_id.clone(), deadline);
         let starts = self.queue.push(waiting)?;
         if starts {
             supervised::spawn("requests of the hook `message.before`", Arc::clone(self).ask_all());
         }
-        match timeout_at(deadline, answer).await {
-            Ok(answer) => answer.unwrap_or(Err(HookFailure::Timeout)),
-            // Its request had all the time that the store left.
-            Err(_) if starts => Err(HookFailure::Timeout),
-            // It has waited for others, which says nothing about the server.
-            Err(_) => Err(HookFailure::Full),
+        let answer = match timeout_at(deadline, answer).await {
+            Ok(answer) => answer.map_err(|_| HookFailure::Timeout)?,
+            Err(_) => Err(HookFailure::Timeout),
+        };
+        match answer {
+            // It has waited for others, which says nothing about the server. Otherwise its request had all the time that the
+            // store left.
+            Err(HookFailure::Timeout) if !starts => Err(HookFailure::Full),
+            answer => answer,
         }
     }
 
@@ -220,7 +224,15 @@ impl Shared {
     async fn request(&self, batch: &[Waiting]) -> Result<Vec<BeforeAnswer>, HookFailure> {
         let limits = AnswerLimits { content_bytes_max: self.settings.content_bytes_max };
         let ids: Vec<_> = batch.iter().map(|it| it.msg_id.clone()).collect();
-        self.client.call(queue::body(batch), |body| answer::parse(body, &ids, limits)).await
+        let (deadline, body) = (self.request_deadline(batch), queue::body(batch));
+        self.client.call_until(deadline, body, |body| answer::parse(body, &ids, limits)).await
+    }
+
+    /// Returns the end of a request that begins now: that of the last of its questions. A request has half of the time of a
+    /// question at least, as one has after a slow store, since a shorter time would blame the server for a wait in the queue.
+    fn request_deadline(&self, batch: &[Waiting]) -> Deadline {
+        let earliest = Deadline::now() + self.settings.timeout / 2;
+        batch.iter().map(|item| item.deadline).fold(earliest, Deadline::max)
     }
 }
 

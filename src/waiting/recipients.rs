@@ -19,7 +19,7 @@ use super::read_each;
 use crate::{
     conversation::unread::View,
     log_limit::log_limited,
-    store::{FeedEntry, FeedKind, GroupMembers, ReadClass, Store, StoreError},
+    store::{FeedEntry, FeedKind, GroupMembers, ReadClass, Store, StoreError, StoredRow},
     webhooks::{FoundEntry, WebhookFilter},
 };
 
@@ -36,8 +36,8 @@ const MEMBERS_PER_READ: usize = 1_000;
 const ALL: &str = "*";
 
 /// What notices need of a message; its content is not kept.
-struct NoticedMessage {
-    sender: UserId,
+pub(super) struct NoticedMessage {
+    pub(super) sender: UserId,
     is_operator: bool,
     mentions: Vec<String>,
 }
@@ -102,7 +102,11 @@ impl Recipients<'_> {
             kind: WebhookEventKind::Message,
         };
         let events: Vec<WebhookEvent> = entries.iter().map(event).collect();
-        read_each(self.store, &events, |_, found| noticed(&found)).await
+        let take = |_, found| match found {
+            FoundEntry::Row(row, _) => noticed(&row),
+            FoundEntry::Pruned => None,
+        };
+        read_each(self.store, &events, take).await
     }
 
     /// Reads the groups of messages, with the members of small ones.
@@ -129,9 +133,8 @@ impl Recipients<'_> {
     ) -> Result<Vec<WaitingRecipient>, StoreError> {
         let Some(group) = group else { return Ok(Vec::new()) };
         let mentions: BTreeSet<&str> = message.mentions.iter().map(String::as_str).collect();
-        let is_small = group.members <= self.small_group_max as u64;
         let mentions_all = mentions.contains(ALL) && self.may_mention_all(conversation, message).await?;
-        if is_small {
+        if self.is_small(group.members) {
             let recipient = |user: &UserId| WaitingRecipient {
                 user: user.clone(),
                 is_mentioned: mentions_all || mentions.contains(user.as_str()),
@@ -148,6 +151,34 @@ impl Recipients<'_> {
         // Whether they are members is read when a notice may be due.
         let users = mentions.into_iter().filter_map(|name| UserId::new(name).ok());
         Ok(users.map(|user| WaitingRecipient { user, is_mentioned: true }).collect())
+    }
+
+    fn is_small(&self, members: u64) -> bool {
+        members <= self.small_group_max as u64
+    }
+
+    /// Returns whether each message of a conversation with so many members is for all of them.
+    pub(super) fn reaches_all(&self, conversation: &ConversationId, members: u64) -> bool {
+        matches!(conversation.kind(), ConversationKind::Direct(..)) || self.is_small(members)
+    }
+
+    /// Returns whether a message mentions a user, who is one of so many members of its conversation.
+    pub(super) async fn mentions(
+        &self,
+        conversation: &ConversationId,
+        message: &NoticedMessage,
+        user: &UserId,
+        members: u64,
+    ) -> Result<bool, StoreError> {
+        let names = |name: &str| message.mentions.iter().any(|it| it == name);
+        if names(user.as_str()) || !names(ALL) {
+            return Ok(names(user.as_str()));
+        }
+        if matches!(conversation.kind(), ConversationKind::Direct(..)) {
+            return Ok(true);
+        }
+        let is_noticed = self.is_small(members) || members <= ALL_MAX;
+        Ok(is_noticed && self.may_mention_all(conversation, message).await?)
     }
 
     /// Returns whether the sender may mention all members: the operator, admins and owners.
@@ -190,8 +221,7 @@ pub(super) fn push_preference(
 }
 
 /// Returns the message of a row, if it may be a notice.
-fn noticed(found: &FoundEntry) -> Option<NoticedMessage> {
-    let FoundEntry::Row(row, _) = found else { return None };
+pub(super) fn noticed(row: &StoredRow) -> Option<NoticedMessage> {
     let Body::Message(message) = &row.row.body else { return None };
     let may_be = row.recalled.is_none() && message.counts() && message.flags & mode::NO_PUSH == 0;
     may_be.then(|| NoticedMessage {

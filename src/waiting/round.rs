@@ -25,15 +25,16 @@ use super::{
     WaitingNotices,
     encode::{NoticeFacts, encode, preview_of},
     read_each,
-    recipients::push_preference,
+    recipients::Recipients,
+    standing::{Standing, StandingQuery, Unread},
 };
 use crate::{
     clock::wall_ms,
-    conversation::{reader::Reader, unread::View, unread_counts},
+    conversation::{reader::Reader, unread_counts},
     hooks::{WebhookReply, WebhookRequest},
     link::AckQuery,
     log_limit::log_limited,
-    store::{StoreError, Summary},
+    store::StoreError,
     webhooks::{
         FoundEntry, WaitingForm, WaitingPlan, WaitingPreview, WaitingUnless, WebhookPermits, WebhookPlan,
         request_body,
@@ -45,29 +46,6 @@ const USERS_AT_ONCE: usize = 8;
 
 /// Longest count of all unread messages; without it, a notice has no badge.
 const BADGE_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// What a user has of the conversation of a notice.
-enum Standing {
-    /// The store could not be read.
-    Unknown,
-    /// Nothing waits, or the user wants no notice.
-    Settled,
-    /// A message waits.
-    Waits(Unread),
-}
-
-/// Unread messages of the conversation of a notice.
-struct Unread {
-    /// Notice, about the newest message that the user may see.
-    notice: WaitingNotice,
-    count: u64,
-    /// Whether one of those of the notice mentions the user.
-    is_mentioned: bool,
-    /// Highest seq that the user may see.
-    max: u64,
-    /// Seq up to which a device must have acked for nothing to wait.
-    newest: u64,
-}
 
 /// Round of an endpoint that is being decided.
 pub(super) struct RoundTask {
@@ -84,16 +62,15 @@ struct Due {
     /// Highest seq that the user may see.
     max: u64,
     /// Seq up to which a device must have acked for nothing to wait.
-    newest: u64,
+    acked: u64,
 }
 
-/// Conversations of one user, at these places of the round.
-struct UserRead {
+/// User with notices at these places of the round.
+struct UserNotices {
     reader: Reader,
     /// Preference for push notices of all conversations.
     push: Option<Push>,
     places: Vec<usize>,
-    summaries: Result<Vec<Option<Summary>>, StoreError>,
 }
 
 /// Result of a round.
@@ -115,10 +92,10 @@ impl RoundTask {
             match standing {
                 Standing::Unknown => {}
                 Standing::Settled => outcomes[place] = WaitingOutcome::Settled,
-                Standing::Waits(Unread { notice, count, is_mentioned, max, newest }) => {
+                Standing::Waits(Unread { notice, count, is_mentioned, max, acked }) => {
                     let facts =
                         NoticeFacts { notice, is_mentioned, unread: count, badge: None, devices: None };
-                    due.push(Due { place, facts, max, newest });
+                    due.push(Due { place, facts, max, acked });
                 }
             }
         }
@@ -165,27 +142,43 @@ impl RoundTask {
         };
         let mut reads = Vec::with_capacity(users.len());
         for ((user, places), settings) in by_user.into_iter().zip(settings) {
-            let keys: Vec<ConversationId> =
-                places.iter().map(|place| notices[*place].newest.conversation.clone()).collect();
             let reader = Reader::with_settings(user.clone(), &settings, wall_ms());
-            let store = &self.parts.store;
-            reads.push(async move {
-                let summaries = store.summaries(&keys, &reader.user).await;
-                UserRead { reader, push: settings.push, places, summaries }
-            });
+            reads.push(self.standings_of(notices, UserNotices { reader, push: settings.push, places }));
         }
         let mut read = stream::iter(reads).buffer_unordered(USERS_AT_ONCE);
-        while let Some(UserRead { reader, push, places, summaries }) = read.next().await {
-            match summaries {
-                Ok(summaries) => {
-                    for (place, summary) in places.into_iter().zip(summaries) {
-                        all[place] = standing(&reader, push, &notices[place], summary);
-                    }
-                }
+        while let Some(found) = read.next().await {
+            found.into_iter().for_each(|(place, standing)| all[place] = standing);
+        }
+        all
+    }
+
+    /// Returns what one user has of the conversations, as far as they could be read, each with its place in the round.
+    async fn standings_of(&self, notices: &[WaitingNotice], of: UserNotices) -> Vec<(usize, Standing)> {
+        let UserNotices { reader, push, places } = of;
+        let keys: Vec<ConversationId> =
+            places.iter().map(|place| notices[*place].newest.conversation.clone()).collect();
+        let summaries = match self.parts.store.summaries(&keys, &reader.user).await {
+            Ok(summaries) => summaries,
+            Err(error) => {
+                unread(&error);
+                return Vec::new();
+            }
+        };
+        let recipients = Recipients {
+            store: &*self.parts.store,
+            filter: &self.plan.filter,
+            small_group_max: self.parts.small_group_max,
+        };
+        let mut found = Vec::with_capacity(places.len());
+        for (place, summary) in places.into_iter().zip(summaries) {
+            let notice = &notices[place];
+            let query = StandingQuery { recipients: &recipients, reader: &reader, push, notice };
+            match query.run(summary).await {
+                Ok(standing) => found.push((place, standing)),
                 Err(error) => unread(&error),
             }
         }
-        all
+        found
     }
 
     /// Removes the notices of users who have a device that has acked the message, or that is connected, and returns their
@@ -198,7 +191,7 @@ impl RoundTask {
         let query = |it: &Due| AckQuery {
             user: it.facts.notice.user.clone(),
             conversation: it.facts.notice.newest.conversation.clone(),
-            seq: it.newest,
+            seq: it.acked,
         };
         let queries: Vec<AckQuery> = due.iter().map(query).collect();
         let devices = self.parts.connections.acks(&queries).await;
@@ -291,42 +284,6 @@ impl RoundTask {
 
 fn unread(error: &StoreError) {
     log_limited!(warn, %error, "store not read for notices that messages wait; retrying");
-}
-
-/// Returns what a user has of the conversation of a notice.
-fn standing(
-    reader: &Reader,
-    push: Option<Push>,
-    notice: &WaitingNotice,
-    summary: Option<Summary>,
-) -> Standing {
-    // The store fell back to a state without the conversation.
-    let Some(summary) = summary else { return Standing::Unknown };
-    // Or without the message, which its owner decides again.
-    if summary.head.last_seq < notice.newest.seq {
-        return Standing::Unknown;
-    }
-    let Some(member_view) = summary.member_view else { return Standing::Settled };
-    let conversation = &notice.newest.conversation;
-    let view = View::new(conversation, &summary.head, &member_view);
-    let floor = view.user_state().floor().seq;
-    let waits = |seq: u64| seq > floor && view.shows(seq);
-    let is_mentioned = notice.mentioned.is_some_and(|it| waits(it.oldest) || waits(it.newest));
-    if !push_preference(&view, &summary.head.settings, push).wants(is_mentioned) {
-        return Standing::Settled;
-    }
-    let mut notice = notice.clone();
-    let newest = notice.newest.seq.min(view.max());
-    if view.is_bounded() && notice.newest.seq > view.max() {
-        // What lies above the bound of the user silences nothing below it.
-        notice.newest = notice.oldest.clone();
-        notice.count = notice.count.min(view.unread());
-    }
-    if !view.is_in || view.unread() == 0 || !waits(notice.newest.seq) {
-        return Standing::Settled;
-    }
-    let (count, max) = (reader.unread(conversation, &view), view.max());
-    Standing::Waits(Unread { notice, count, is_mentioned, max, newest })
 }
 
 /// Returns whether a user may have the content that the message has now, who may see seqs up to `max`. The message is read

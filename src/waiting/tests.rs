@@ -1,5 +1,6 @@
 //! Stories of notices on a paused clock, over the store in memory: who gets one, when, and what it has.
 
+mod bounds;
 mod failures;
 mod world;
 

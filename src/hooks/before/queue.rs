@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use parking_lot::Mutex;
 use tidegate_protocol::id::MsgId;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::answer::ItemAnswer;
 use crate::hooks::failure::HookFailure;
@@ -25,15 +25,21 @@ pub(super) type BeforeAnswer = Result<ItemAnswer, HookFailure>;
 pub(super) struct Waiting {
     /// Id of the message.
     pub(super) msg_id: MsgId,
+    /// End of its question.
+    pub(super) deadline: Instant,
     json: Vec<u8>,
     answer: oneshot::Sender<BeforeAnswer>,
 }
 
 impl Waiting {
     /// Creates an item with this JSON, and returns what waits for its answer. Dropped, the item is not sent any more.
-    pub(super) fn new(json: Vec<u8>, msg_id: MsgId) -> (Self, oneshot::Receiver<BeforeAnswer>) {
+    pub(super) fn new(
+        json: Vec<u8>,
+        msg_id: MsgId,
+        deadline: Instant,
+    ) -> (Self, oneshot::Receiver<BeforeAnswer>) {
         let (answer, receiver) = oneshot::channel();
-        (Self { msg_id, json, answer }, receiver)
+        (Self { msg_id, deadline, json, answer }, receiver)
     }
 
     /// Returns whether nobody waits for the answer any more.
@@ -92,6 +98,12 @@ impl BatchQueue {
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.state.lock().items.len()
+    }
+
+    /// Returns the number of tasks that send requests.
+    #[cfg(test)]
+    pub(super) fn senders(&self) -> usize {
+        self.state.lock().senders
     }
 
     /// Returns the items of the next request, in the order in which they came; `None` ends the task that asks.

@@ -81,7 +81,7 @@ fn hook(url: &str, fails_open: bool, in_flight_max: usize, timeout_ms: u64) -> B
         content_bytes_max: 1_000,
     };
     let client = ClientSettings {
-        // Longer than the time of a question, so that what waits behind a slow request is not taken.
+        // Longer than the time of a question, which is what ends a request.
         timeout: Duration::from_secs(5),
         in_flight_max,
         waiting_max: 100,
@@ -243,4 +243,27 @@ async fn slow_store_and_silent_server_take_the_time_of_one_question_together() {
     let began = Deadline::now();
     assert_eq!(hook.decide(question, std::future::pending()).await, BeforeVerdict::Unchecked);
     assert!(began.elapsed() < Duration::from_millis(1_100), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_after_a_slow_store_ends_with_its_question() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hook = hook(&format!("http://{}/before", listener.local_addr().unwrap()), false, 1, 1_000);
+    let question =
+        BeforeQuestion { conversation: ConversationId::parse("d:ann:bob").unwrap(), ..question("ann", "m1") };
+    assert_eq!(hook.decide(question, std::future::pending()).await, BeforeVerdict::Unavailable);
+    timeout_at(Deadline::now() + Duration::from_millis(10), std::future::pending::<()>()).await.ok();
+    assert_eq!(hook.shared.queue.senders(), 0, "the request has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_of_a_question_that_waited_has_half_of_the_time() {
+    let hook = hook("http://127.0.0.1:1/", false, 1, 1_000);
+    let end = |deadline| {
+        let item = Waiting::new(Vec::new(), MsgId::new("m1").unwrap(), deadline).0;
+        hook.shared.request_deadline(&[item])
+    };
+    let now = Deadline::now();
+    let time = |ms| now + Duration::from_millis(ms);
+    assert_eq!((end(time(900)), end(time(10))), (time(900), time(500)));
 }

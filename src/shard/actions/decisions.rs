@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use futures_util::FutureExt as _;
 use tidegate_protocol::{
     Code,
     id::{ConversationId, ConversationKind, RoomId},
@@ -14,7 +13,7 @@ use tidegate_protocol::{
 use crate::{
     cluster::BlockVerdict,
     config::AllowAction,
-    hooks::{AppReason, BeforeQuestion, HookVerdict},
+    hooks::{AppReason, BeforeQuestion, HookVerdict, StartedRead},
     limits::LimitWaits,
     log_limit::log_limited,
     mail::{ConnKey, Decision, Mail},
@@ -86,15 +85,15 @@ impl<I: Io> Shard<I> {
                     .map(|it| it.is_some())
                     .filter(|it| *it || !may_lag)
             };
-            let has_messages = has_messages.shared();
+            let mut has_messages = StartedRead::new(has_messages);
             if let Some(hook) = hook.filter(|_| !is_allowed) {
-                match hook.decide_write(&user, &conversation, has_messages.clone()).await {
+                match hook.decide_write(&user, &conversation, has_messages.get()).await {
                     HookVerdict::Allowed => {}
                     refused => return refused.into(),
                 }
             }
             let Some((before, question)) = ruling else { return Decision::Allowed };
-            Decision::Ruled(before.decide(question, has_messages).await)
+            Decision::Ruled(before.decide(question, has_messages.get()).await)
         };
         self.hold(conn, DecidedRequest::Send(submit).into(), pauses, decision);
     }

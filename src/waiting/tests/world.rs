@@ -26,7 +26,7 @@ use crate::{
     metrics,
     ports::Ports,
     routes::{DevicePolicy, Lease, NodeBoot, NodeInfo, NodeRow, Registration},
-    store::{ConsumerName, Mark, Personal, Store},
+    store::{ConsumerName, Hidden, Mark, Personal, Store},
     waiting::{WaitingNotices, notifier::Notifier},
     webhooks::{
         NoticeStatus, WaitingForm, WaitingPlan, WebhookPlan, WebhookReceiver, WebhookStart,
@@ -207,6 +207,12 @@ impl Notices {
     pub(super) async fn bound(&self, name: &str, key: &str, seq: Option<u64>) {
         let bound = seq.map(|seq| Mark { seq, messages: seq, own: 0 });
         self.save(name, key, Personal::Bound(bound)).await;
+    }
+
+    /// Hides a message of another user.
+    pub(super) async fn hide(&self, name: &str, key: &str, seq: u64) {
+        let seqs = vec![Hidden { seq, counts: true }];
+        self.save(name, key, Personal::Hidden { seqs, forget: 0 }).await;
     }
 
     /// Sets the preference of a user for push notices, in one conversation or in all.

@@ -92,7 +92,7 @@ impl MentionSeqs {
 pub struct WaitingNotice {
     /// Recipient.
     pub user: UserId,
-    /// Oldest message: the user may see it although the newest is above a bound of the user.
+    /// Oldest message: those that the user may see although the newest is above a bound of the user begin with it.
     pub oldest: WaitingMessage,
     /// Newest message.
     pub newest: WaitingMessage,

@@ -63,7 +63,7 @@ proptest! {
         for (number, step) in steps.into_iter().enumerate() {
             match step {
                 Step::Push(bytes) => {
-                    let (item, answer) = Waiting::new(vec![b'x'; bytes], id(number));
+                    let (item, answer) = Waiting::new(vec![b'x'; bytes], id(number), Instant::now());
                     match queue.push(item) {
                         Ok(starts) => {
                             prop_assert_eq!(starts, senders < SENDERS_MAX);
@@ -107,7 +107,7 @@ fn bytes_that_wait_are_bounded() {
     let queue = BatchQueue::new(1, 1_000);
     let mut answers = Vec::new();
     let push = |answers: &mut Vec<_>| {
-        let (item, answer) = Waiting::new(vec![b'x'; 1024 * 1024], id(answers.len()));
+        let (item, answer) = Waiting::new(vec![b'x'; 1024 * 1024], id(answers.len()), Instant::now());
         answers.push(answer);
         queue.push(item)
     };
@@ -124,7 +124,8 @@ fn bytes_that_wait_are_bounded() {
 #[test]
 fn body_is_a_list_also_of_one_item() {
     let items = |texts: &[&str]| -> Vec<Waiting> {
-        texts.iter().map(|text| Waiting::new(text.as_bytes().to_vec(), id(0)).0).collect()
+        let item = |text: &&str| Waiting::new(text.as_bytes().to_vec(), id(0), Instant::now()).0;
+        texts.iter().map(item).collect()
     };
     assert_eq!(body(&items(&["{}"])), br#"{"items":[{}]}"#);
     assert_eq!(body(&items(&["{\"a\":1}", "{}"])), br#"{"items":[{"a":1},{}]}"#);
