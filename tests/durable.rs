@@ -312,6 +312,9 @@ fn exported_store_moves_to_another_node_unchanged() {
     let (fine, said) = store(&["stats", "--json"], &old);
     let stats: Value = serde_json::from_str(&said).unwrap();
     assert!(fine && stats["messages"] == 5 && stats["keys"] == 5, "{said}");
+    let (fine, said) = store(&["stats"], &old);
+    assert!(fine && said.contains(&format!("\n{:<16} {:>16}\n", "  messages", 5)), "{said}");
+    assert!(said.contains("\npartition 0: archived to "), "{said}");
     let file = old.0.join("export.jsonl");
     let file = file.to_str().unwrap();
     let (fine, said) = store(&["export", "--output", file], &old);

@@ -8,6 +8,8 @@ mod access;
 mod convert;
 #[path = "golden/edits.rs"]
 mod edits;
+#[path = "golden/endpoints.rs"]
+mod endpoints;
 #[path = "golden/folder.rs"]
 mod folder;
 #[path = "golden/frames.rs"]

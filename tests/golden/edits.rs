@@ -5,8 +5,8 @@ use std::{fs, path::Path, time::Duration};
 use rustix::process::Signal;
 use serde_json::{Map, Value, json};
 use tidegate::store::{
-    ConsumerName, Direction, FeedKind, FeedLimits, FeedRead, FeedStore as _, GuardKind, GuardStore as _,
-    PageQuery, PostgresStore, Store as _, StoredRow,
+    Direction, FeedKind, FeedLimits, FeedRead, FeedStore as _, GuardKind, GuardStore as _, PageQuery,
+    PostgresStore, Store as _, StoredRow,
 };
 use tidegate_protocol::{
     id::{ConversationId, NodeId},
@@ -17,6 +17,7 @@ use tidegate_protocol::{
 use crate::{
     access::{Tables, in_runtime},
     convert::{hex, lacks},
+    endpoints,
     folder::{Folder, folders_with},
     meaning,
     store::{self, data_of, imported, record},
@@ -57,14 +58,28 @@ fn serve(data: &Path) -> Process {
     Process::start_on(data, &SETS)
 }
 
-fn call(node: &Process, method: &str, path: &str, body: &Value) -> Value {
+/// Sends a request that succeeds, and returns the answer.
+pub(crate) fn call(node: &Process, method: &str, path: &str, body: &Value) -> Value {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let answer: Value = serde_json::from_str(&node.http(method, path, &body)).expect("JSON");
     assert!(answer["code"].is_null(), "{method} {path}: {answer}");
     answer
 }
 
-/// Leaves each kind of message and edit, and two endpoints that are paused.
+/// Returns two endpoints at this URL: one of the whole feed, and one of what follows, with notices.
+pub(crate) fn forms(url: &str) -> [(&'static str, Value); 2] {
+    let endpoint = json!({
+        "url": url, "types": ["tidegate.message.*", "tidegate.member.joined"], "conversations": ["g:*"], "from": "oldest",
+        "batch": {"max": 7, "waitMs": 5}, "parallel": 2, "headers": {"x-app": "crm"}, "users": ["ann"],
+    });
+    let notices = json!({
+        "url": url, "types": ["tidegate.webhook.test"], "content": true,
+        "waiting": {"preview": "content", "badge": true, "delayMs": 1500},
+    });
+    [("crm", endpoint), ("push", notices)]
+}
+
+/// Leaves each kind of message and edit, and the two endpoints, which are paused.
 fn live(node: &Process) {
     let messages = "/v1/messages";
     let group = json!({"id": "tea", "members": ["ann", "bob"], "requestId": "r1"});
@@ -86,16 +101,7 @@ fn live(node: &Process) {
         call(node, "PATCH", &entry(2), &body);
     }
     call(node, "DELETE", &entry(3), &json!({}));
-    let url = "https://crm.internal/tg";
-    let endpoint = json!({
-        "url": url, "types": ["tidegate.message.*", "tidegate.member.joined"], "conversations": ["g:*"], "from": "oldest",
-        "batch": {"max": 7, "waitMs": 5}, "parallel": 2, "headers": {"x-app": "crm"}, "users": ["ann"],
-    });
-    let notices = json!({
-        "url": url, "types": ["tidegate.webhook.test"], "content": true,
-        "waiting": {"preview": "content", "badge": true, "delayMs": 1500},
-    });
-    for (id, body) in [("crm", endpoint), ("push", notices)] {
+    for (id, body) in forms("https://crm.internal/tg") {
         call(node, "PUT", &format!("/v1/webhooks/{id}"), &body);
         call(node, "POST", &format!("/v1/webhooks/{id}/pause"), &json!({}));
     }
@@ -179,9 +185,9 @@ pub(crate) fn write(folder: &Folder) {
         (oldest == i64::from(LEDGER_NEWEST)).then_some(())
     });
     live(cluster.node(0));
-    eventually("an endpoint has a cursor", || {
-        let cursors = "SELECT count(*) FROM feed_cursors WHERE consumer LIKE 'w.%'";
-        (cluster.number(cursors) >= 1).then_some(())
+    eventually("both endpoints and the notices have a cursor of each partition", || {
+        let cursors = "SELECT count(*) FROM feed_cursors WHERE consumer LIKE 'w.%' OR consumer LIKE 'n.%'";
+        (cluster.number(cursors) >= 12).then_some(())
     });
     assert_eq!(cluster.stop(0), Some(0));
     let golden = in_runtime(async {
@@ -198,7 +204,6 @@ async fn means(store: &PostgresStore) -> Value {
     let all = PageQuery { cursor: 0, direction: Direction::Forward, limit: 100, max_bytes: 1 << 20 };
     let page = store.page(&tea, all).await.expect("a page");
     let mut entries = Vec::new();
-    let mut cursors = Map::new();
     for at in store.feed_positions().await.expect("positions") {
         let limits = FeedLimits { entries: 100, bytes: 1 << 20 };
         let read = store.read_feed(at.partition, 0, limits).await.expect("a page");
@@ -209,18 +214,13 @@ async fn means(store: &PostgresStore) -> Value {
             entries.push(json!([at.partition, it.number, it.conversation.as_str(), it.seq, kind, it.time]));
         }
     }
-    for name in ["w.crm", "w.push"] {
-        let name = ConsumerName::new(name).expect("a name");
-        let of = store.cursors(&name).await.expect("cursors");
-        let of: Vec<Value> = of.iter().map(|it| json!([it.partition(), hex(it.bytes())])).collect();
-        cursors.insert(name.as_str().to_owned(), of.into());
-    }
     let guard = store.guard_since(0, 100).await.expect("rows").rows.into_iter();
     let endpoints: Vec<Value> = guard
         .filter(|it| it.key.kind() == GuardKind::Webhook)
         .map(|it| json!([it.key.name(), it.value.map(|bytes| hex(&bytes))]))
         .collect();
     let rows: Vec<Value> = page.rows.iter().map(row).collect();
+    let cursors = endpoints::cursors(&endpoints::read(store).await);
     json!({"rows": rows, "feed": entries, "cursors": cursors, "endpoints": endpoints})
 }
 
@@ -241,7 +241,10 @@ fn node_serves_edits_modes_feed_and_endpoints_of_every_version() {
         let data = data_of(&folder, DATA[0]);
         store::store(&["check"], &data);
         let golden: Value = folder.json(VIEW);
-        assert_eq!(lacks(&golden, &view(&serve(&data))), None, "{}", folder.version);
+        let node = serve(&data);
+        assert_eq!(lacks(&golden, &view(&node)), None, "{}", folder.version);
+        endpoints::go_on(&node);
+        drop(node);
         // An export leaves out the feed, and endpoints with their secrets.
         let present = history(&serve(&imported(&folder, DATA)));
         assert_eq!(lacks(&golden["history"], &present), None, "{}, imported", folder.version);
@@ -258,6 +261,8 @@ fn edits_modes_feed_and_endpoints_of_every_version_are_read_in_postgres() {
             tables.load(&TABLES, &golden["rows"]).await;
             let present = means(tables.store()).await;
             assert_eq!(lacks(&golden["means"], &present), None, "{}", folder.version);
+            let partition = present["feed"][0][0].as_u64().and_then(|it| u32::try_from(it).ok());
+            endpoints::check(tables.store(), partition.expect("a partition"), EVENTS as u64).await;
             for (name, least) in [("rows", 8), ("feed", 8), ("endpoints", 2)] {
                 assert!(present[name].as_array().is_some_and(|it| it.len() >= least), "{name}: {present}");
             }

@@ -1,5 +1,7 @@
 //! Keys of the admin port, over real sockets and through the commands.
 
+#[path = "keys/erasure.rs"]
+mod erasure;
 #[path = "keys/stream.rs"]
 mod stream;
 #[path = "keys/table.rs"]
@@ -166,36 +168,6 @@ fn every_route_except_probes_and_facts_needs_a_key_with_its_scope() {
             &serde_json::json!(["content", "messages", "groups", "users", "operate", "evidence"])
         )
     );
-}
-
-/// An erasure recalls messages and changes groups, so it needs the rights of these.
-#[test]
-fn erasure_needs_the_scopes_of_all_that_it_does() {
-    let keys = Keys::new();
-    let [users, more, all, reader] =
-        [("u", "users"), ("m", "users,messages"), ("a", "users,messages,groups"), ("r", "read,users")]
-            .map(|(name, scopes)| keys.add(name, scopes, &[]));
-    let node = keys.start(&[]);
-    let erase = |key: &str| ask(node.admin(), "DELETE", "/v1/users/ann/data", Some(key), "");
-    for (key, missing) in [(&users, "`messages`"), (&more, "`groups`")] {
-        let reply = erase(key);
-        let (name, message) = refusal(&reply);
-        assert_eq!((reply.status, name.as_str()), (403, "SCOPE_MISSING"));
-        assert!(message.contains(missing), "{message}");
-    }
-    assert_eq!(erase(&all).status, 200);
-    let export = ask(node.admin(), "GET", "/v1/users/ann/export", Some(&reader), "");
-    assert_eq!((export.status, refusal(&export).0.as_str()), (403, "SCOPE_MISSING"));
-    let content = keys.add("c", "content", &[]);
-    eventually_within(RELOAD_MAX, "the key is known", || {
-        let export = ask(node.admin(), "GET", "/v1/users/ann/export", Some(&content), "");
-        (export.status == 200).then_some(())
-    });
-    let lines = audit(&keys.data);
-    for (route, name) in [("/v1/users/{user}/data", "a"), ("/v1/users/{user}/export", "c")] {
-        let line = lines.iter().find(|it| it["route"] == route && it["name"] == name);
-        assert_eq!(line.map(|it| &it["targets"]["user"]), Some(&serde_json::json!(["ann"])), "{route}");
-    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #[path = "output/commands.rs"]
 mod commands;
+#[path = "output/privacy.rs"]
+mod privacy;
 
 use std::process::{Command, Stdio};
 
@@ -27,6 +29,19 @@ fn command(node: &Process, words: &[&str]) -> (bool, String) {
     let output = command.args(words).args(["--admin", &admin]).output().expect("the binary runs");
     let text = [output.stdout, output.stderr].concat();
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Runs a command that succeeds, and returns its output.
+fn fine(node: &Process, words: &[&str]) -> String {
+    let (is_fine, text) = command(node, words);
+    assert!(is_fine, "{words:?}: {text}");
+    text
+}
+
+/// Runs a command that fails, and checks that its output has this part.
+fn fails(node: &Process, words: &[&str], why: &str) {
+    let (is_fine, text) = command(node, words);
+    assert!(!is_fine && text.contains(why), "{words:?}: {text}");
 }
 
 #[test]
@@ -78,10 +93,33 @@ fn groups_histories_and_users_are_managed_by_commands() {
     let user = fine(&["user", "bob"]);
     assert!(user.starts_with("bob: 1 connection, 1 unread\n") && user.contains("g:team        1"), "{user}");
     assert_eq!(fine(&["kick", "bob", "--reason", "spam"]), "closed 1\n");
+    members_and_settings_change_back(&node);
     assert!(!command(&node, &["group", "delete", "team"]).0, "a deletion has to be confirmed");
     fine(&["group", "delete", "team", "--yes"]);
     let (is_fine, text) = command(&node, &["group", "add", "team", "dan"]);
     assert!(!is_fine && text.contains("NOT_FOUND"), "{text}");
+}
+
+/// Undoes changes of the group, and looks for a storm in it.
+fn members_and_settings_change_back(node: &Process) {
+    for (words, seq) in [
+        (["unmute", "team", "bob"], 6),
+        (["set", "team", "post=admins"], 7),
+        (["remove", "team", "carol"], 8),
+    ] {
+        let changed = fine(node, &[&["group"], &words[..]].concat());
+        assert_eq!(changed, format!("g:team changed at seq {seq}\n"), "{words:?}");
+    }
+    assert_eq!(
+        fine(node, &["group", "show", "team"]),
+        "g:team, 2 members, history=all post=admins\nUSER   ROLE    MUTED\nalice  owner   -\nbob    member  -\n"
+    );
+    fine(node, &["group", "set", "team", "post="]);
+    assert!(fine(node, &["group", "show", "team"]).starts_with("g:team, 2 members, history=all\n"));
+    assert_eq!(fine(node, &["storms"]), "no storms\n");
+    let counted = fine(node, &["storms", "team"]);
+    let row: Vec<&str> = counted.lines().nth(1).expect("a row").split_whitespace().collect();
+    assert_eq!((row[0], &row[4..]), ("g:team", &["100", "60000", "ms", "-", "-"][..]), "{counted}");
 }
 
 #[test]
@@ -121,7 +159,9 @@ fn saved_server_is_found_by_its_name() {
             String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
         )
     };
-    assert!(run(&["context", "set", "here", "--admin", &node.addresses.admin.to_string()]).0);
+    let admin = node.addresses.admin.to_string();
+    assert!(run(&["context", "set", "here", "--admin", &admin]).0);
+    assert_eq!(run(&["context", "list"]), (true, format!("here  {admin}\n")));
     for words in [&["nodes"][..], &["owners"], &["group", "list"], &["trace", "bob"]] {
         let (is_fine, text) = run(&[words, &["--context", "here"]].concat());
         assert!(is_fine, "{words:?}: {text}");

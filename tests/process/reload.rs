@@ -357,6 +357,15 @@ fn reload_reads_rules_again_and_unchanged_ones_go_on() {
     assert_eq!(it.reload(), (200, json!({"changed": [], "needsRestart": []})));
     ann.text("bob", "m2", "hi");
     assert_eq!(ann.refused(ask::send(send("bob", "m3", "hi"))), Code::RateLimited, "two in the kept windows");
+    let row = |words: &[&str]| {
+        let admin = it.node.admin().to_string();
+        let (done, listed, said) = tidegate(&[&["limits"], words, &["--admin", &admin]].concat());
+        assert!(done && listed.starts_with("RULE "), "{listed}{said}");
+        let row = listed.lines().find(|line| line.starts_with("kept ")).expect("the rule is listed");
+        row.split_whitespace().map(str::to_owned).collect::<Vec<String>>()
+    };
+    assert_eq!(row(&[])[2..6], ["user", "1h", "2", "limits"]);
+    assert_eq!(row(&["user:ann"])[1..5], ["1h", "2", "limits", "2"], "both are used");
     it.write("");
     assert_eq!(it.reload(), (200, json!({"changed": ["limits.rules_file"], "needsRestart": []})));
     ann.text("bob", "m3", "hi");

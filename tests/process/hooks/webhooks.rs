@@ -7,7 +7,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tidegate_protocol::codec::Wire;
 
-use crate::support::{Process, SilentReceiver, WebhookReceiver, eventually, fresh_data, http, let_time_pass};
+use crate::{
+    support::{Process, SilentReceiver, WebhookReceiver, eventually, fresh_data, http, let_time_pass},
+    tidegate,
+};
 
 /// Setting that has a failing event set aside at its next failure while others succeed.
 pub(super) const ASIDE_SOON: &str = "fault.webhook_aside_ms=1";
@@ -151,10 +154,14 @@ fn failing_events_are_set_aside_while_others_pass_then_sent_again_or_dropped() {
     let sent = call(&node, "POST", &format!("{ann}/resend"), &json!({}));
     assert_eq!((&sent["taken"], &sent["status"]), (&json!(false), &json!(500)));
     receiver.answer(|_| 204);
-    let sent = call(&node, "POST", &format!("{ann}/resend"), &json!({}));
-    assert_eq!((&sent["taken"], &sent["event"]), (&json!(true), &json!("d:ann:system/1")));
+    let listed = tidegate(&node, &["webhook", "aside", "crm"]);
+    let has_both =
+        ["EVENT ", "\nd:ann:system/1  ", "\nd:bob:system/1  "].iter().all(|it| listed.1.contains(it));
+    assert!(listed.0 && has_both, "{listed:?}");
+    let done = |action: &str, event: &str| tidegate(&node, &["webhook", action, "crm", event]);
+    assert_eq!(done("resend", "d:ann:system/1"), (true, "taken with status 204\n".to_owned()));
     assert_eq!(receiver.resent(), ["d:ann:system/1"], "only that one, and once");
-    assert_eq!(call(&node, "DELETE", &bob, &json!({}))["dropped"], true);
+    assert_eq!(done("drop", "d:bob:system/1"), (true, "d:bob:system/1 dropped\n".to_owned()));
     for path in [format!("{ann}/resend"), format!("{bob}/resend")] {
         assert_eq!(refused(&node, "POST", &path, &json!({})).0, 404, "it is not set aside any more");
     }

@@ -8,24 +8,14 @@ use std::{
 
 use tidegate_protocol::Code;
 
-use super::{command, json_of};
+use super::{
+    fails, fine, json_of,
+    privacy::{data_of_a_user_is_exported_and_erased, privacy_commands_end_with_their_codes},
+};
 use crate::{
     run_command,
     support::{Process, WebhookReceiver, eventually, fresh_data},
 };
-
-/// Runs a command that succeeds, and returns its output.
-fn fine(node: &Process, words: &[&str]) -> String {
-    let (is_fine, text) = command(node, words);
-    assert!(is_fine, "{words:?}: {text}");
-    text
-}
-
-/// Runs a command that fails, and checks that its output has this part.
-fn fails(node: &Process, words: &[&str], why: &str) {
-    let (is_fine, text) = command(node, words);
-    assert!(!is_fine && text.contains(why), "{words:?}: {text}");
-}
 
 #[test]
 fn endpoints_bans_and_data_of_users_are_managed_by_commands() {
@@ -35,6 +25,7 @@ fn endpoints_bans_and_data_of_users_are_managed_by_commands() {
     endpoint_is_removed(&node);
     subjects_are_banned(&node);
     data_of_a_user_is_exported_and_erased(&node);
+    privacy_commands_end_with_their_codes(&node);
 }
 
 fn endpoint_is_made_and_tested(node: &Process, receiver: &WebhookReceiver) {
@@ -107,24 +98,6 @@ fn subjects_are_banned(node: &Process) {
     assert!(fine(node, &["bans", "--lift", "device:bob/tv"]).ends_with("is no longer banned\n"));
 }
 
-fn data_of_a_user_is_exported_and_erased(node: &Process) {
-    let exported = |words: &[&str]| {
-        let text = fine(node, words);
-        let pages: Vec<_> = text.lines().map(json_of).collect();
-        assert!(pages.iter().all(|page| page["user"] == "ann"), "{text}");
-        assert!(pages.last().is_some_and(|page| page["remains"].is_array()), "{text}");
-        text
-    };
-    assert!(exported(&["user", "export", "ann"]).contains("secret plan"));
-    fails(node, &["user", "erase", "ann"], "confirm with --yes");
-    let erased = fine(node, &["user", "erase", "ann", "--yes"]);
-    for part in ["left 1 groups, ", "recalled 1 messages, ", "\nREMAINS ", "\nlog "] {
-        assert!(erased.contains(part), "{part} in {erased}");
-    }
-    let left = exported(&["user", "export", "ann"]);
-    assert!(left.contains("recalled") && !left.contains("secret plan"), "{left}");
-}
-
 #[test]
 fn settings_completions_and_codes_need_no_node() {
     let folder = fresh_data();
@@ -141,12 +114,36 @@ fn settings_completions_and_codes_need_no_node() {
     assert!(code == Some(0) && text.starts_with("4005 NOT_FOUND\n\n"), "{text}");
     assert!(text.contains(Code::NotFound.cure()), "{text}");
     assert_eq!(run_command(&["errors", "not_a_code"]).0, Some(1));
+    let (code, listed) = run_command(&["errors"]);
+    assert_eq!((code, listed.lines().count()), (Some(0), Code::ALL.len() + 1), "{listed}");
+    let (code, objects) = run_command(&["errors", "--json"]);
+    let names: Vec<_> = objects.lines().map(|line| json_of(line)["name"].clone()).collect();
+    assert_eq!(code, Some(0), "{objects}");
+    assert!(names.iter().eq(Code::ALL.iter().map(|code| code.name())), "{names:?}");
     let (code, script) = run_command(&["completions", "bash"]);
     assert_eq!(code, Some(0));
     assert!(in_bash(&script, "complete -p tidegate").contains("-F _tidegate"));
     let words =
         "COMP_WORDS=(tidegate unb) COMP_CWORD=1; _tidegate tidegate unb tidegate; echo \"${COMPREPLY[*]}\"";
     assert_eq!(in_bash(&script, words), "unban\n");
+}
+
+#[test]
+fn minted_token_is_checked_without_a_node() {
+    let folder = fresh_data();
+    fs::create_dir_all(&folder).expect("the folder is created");
+    let file = folder.join("token.key");
+    tidegate::auth::create_key(&file).expect("a key");
+    let file = file.display().to_string();
+    let (code, token) = run_command(&["token", "mint", "--key", &file, "ann"]);
+    assert_eq!(code, Some(0), "{token}");
+    let set = format!("auth.key_file={file}");
+    let check = |token: &str| run_command(&["token", "check", token, "--set", &set]);
+    let (code, text) = check(token.trim());
+    assert!(code == Some(0) && text.starts_with("accepted: user ann, any device\n"), "{text}");
+    let (code, text) = check("no-token");
+    assert!(code == Some(1) && text.contains("refused with ") && text.contains("cure: "), "{text}");
+    fs::remove_dir_all(&folder).ok();
 }
 
 /// Runs a line in bash after a script, and returns its output.
