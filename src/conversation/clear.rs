@@ -32,13 +32,14 @@ pub async fn clear(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Re
 /// unstored messages up to `seq`.
 pub async fn bound(of: OwnConversation<'_>, seq: Option<u64>) -> Result<(), Refusal> {
     let bound = match seq {
-        Some(seq) => read_position::bound(of, seq).await?.map(Some),
+        Some(seq) => Some(read_position::bound(of, seq).await?),
         None => {
             of.whole_view(0).await?;
-            Some(None)
+            None
         }
     };
-    of.save(bound.map(Personal::Bound)).await
+    // A bound that is there already is set again: another one may be about to be written.
+    of.save(Some(Personal::Bound(bound))).await
 }
 
 /// Returns the seq and the frame for the user's other devices.

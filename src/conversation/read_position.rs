@@ -163,7 +163,8 @@ impl<'a> OwnConversation<'a> {
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
 pub(crate) async fn read(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
-    position(of, seq, View::new, |view, seq| seq > view.mark().seq).await
+    let marked = |view: &View, seq: u64| Some(view.mark()).filter(|mark| seq <= mark.seq);
+    Ok(position(of, seq, View::new, marked).await?.if_new())
 }
 
 /// Returns the position at `seq`, limited to the seqs that the user may see without a bound, above which messages are pushed;
@@ -172,42 +173,61 @@ pub(crate) async fn read(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mar
 /// # Errors
 /// Those of [`read`].
 pub(crate) async fn clear(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
-    position(of, seq, View::whole, |view, seq| seq > view.user_state().cleared.seq).await
+    let cleared = |view: &View, seq: u64| Some(view.user_state().cleared).filter(|mark| seq <= mark.seq);
+    Ok(position(of, seq, View::whole, cleared).await?.if_new())
 }
 
-/// Returns the position at `seq`, limited to the seqs that the user may see without a bound; `None` if the user's bound is there
-/// already.
+/// Returns the position at `seq`, limited to the seqs that the user may see without a bound.
 ///
 /// # Errors
 /// Those of [`read`].
-pub(crate) async fn bound(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
-    let is_new = |view: &View, seq| view.user_state().bound.is_none_or(|bound| bound.seq != seq);
-    position(of, seq, View::whole, is_new).await
+pub(crate) async fn bound(of: OwnConversation<'_>, seq: u64) -> Result<Mark, Refusal> {
+    let bound = |view: &View, seq: u64| view.user_state().bound.filter(|mark| mark.seq == seq);
+    Ok(match position(of, seq, View::whole, bound).await? {
+        Position::Known(mark) | Position::New(mark) => mark,
+    })
+}
+
+/// Position of a user.
+enum Position {
+    /// Position that the user's state has, or has passed.
+    Known(Mark),
+    /// Position that was counted.
+    New(Mark),
+}
+
+impl Position {
+    fn if_new(self) -> Option<Mark> {
+        match self {
+            Self::Known(_) => None,
+            Self::New(mark) => Some(mark),
+        }
+    }
 }
 
 /// Constructor of a view, with or without the bound of the user.
 type ViewConstructor = fn(&ConversationId, &Head, &MemberView) -> View;
 
-/// Returns the position at `seq`, limited to the seqs of the view; `None` if it is not new.
+/// Returns the position at `seq`, limited to the seqs of the view, or what is known of it.
 async fn position(
     of: OwnConversation<'_>,
     seq: u64,
     new: ViewConstructor,
-    is_new: impl Fn(&View, u64) -> bool,
-) -> Result<Option<Mark>, Refusal> {
+    known: impl Fn(&View, u64) -> Option<Mark>,
+) -> Result<Position, Refusal> {
     loop {
         let view = of.view(seq, new).await?;
         // Rows that retention has removed can't be counted.
         let seq = seq.max(view.pruned_to).min(view.max());
-        if !is_new(&view, seq) {
-            return Ok(None);
+        if let Some(mark) = known(&view, seq) {
+            return Ok(Position::Known(mark));
         }
         let counting = Counting { of, view: &view };
         match counting.at(seq).await {
             // Retention runs rarely, so the retry succeeds.
             Err(CountError::Pruned) => {}
             Err(CountError::Refused(refusal)) => return Err(refusal),
-            Ok(mark) => return Ok(Some(mark)),
+            Ok(mark) => return Ok(Position::New(mark)),
         }
     }
 }

@@ -9,6 +9,7 @@ use tidegate::{
         reader::Reader,
         sync, unread_counts,
     },
+    fault::{Fault, FaultPlan, Faulty, Gate},
     store::{Hidden, Mark, Personal, Store, UserState},
 };
 use tidegate_protocol::{
@@ -204,6 +205,30 @@ pub(super) async fn what_is_above_the_bound_can_be_hidden_and_cleared(store: &Ar
     assert_eq!(page(Which::Before(u64::MAX)).await, (vec![], vec![(1, 2)], 2));
     clear::bound(own, None).await.unwrap();
     assert_eq!(page(Which::Before(u64::MAX)).await, (vec![], vec![(1, 5)], 5), "nothing comes back");
+}
+
+/// A late change of the bound is written between the read and the write of one that sets the bound that it has read.
+pub(super) async fn bound_that_is_set_again_comes_after_one_that_was_in_between(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&["m1", "m2", "m3"].map(say)).await;
+    let (bob, d) = (user("bob"), direct());
+    let (plan, gate) = (FaultPlan::none(), Gate::new());
+    plan.plan("save_marks", Fault::Hold(gate.clone()));
+    let held = Faulty::<dyn Store>::new(Arc::clone(store), plan);
+    let own = OwnConversation::new(&**store, &bob, &d, BeyondHead::Nothing);
+    clear::bound(own, Some(2)).await.unwrap();
+    let again = OwnConversation::new(&held, &bob, &d, BeyondHead::Nothing);
+    let between = async {
+        while gate.reached() == 0 {
+            tokio::task::yield_now().await;
+        }
+        clear::bound(own, Some(1)).await.unwrap();
+        gate.open();
+    };
+    let (set, ()) = tokio::join!(clear::bound(again, Some(2)), between);
+    set.unwrap();
+    let kept = store.summary(&d, Some(&bob)).await.unwrap().unwrap().member_view.unwrap().level;
+    assert_eq!(kept.bound.map(|bound| bound.seq), Some(2));
 }
 
 pub(super) async fn stays_with_equal_start_are_all_kept(store: &Arc<dyn Store>) {
