@@ -53,7 +53,7 @@ impl PresenceWatches {
     /// report again.
     ///
     /// # Errors
-    /// The connection has too many watches, or the node.
+    /// The conversation has too many members, or the connection too many watches, or the user or the node.
     pub fn watch(
         &self,
         watcher: ConnKey,

@@ -87,6 +87,8 @@ impl WatchSubject {
 /// Reason why a watch does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchRefusal {
+    /// The conversation has more than [`WATCH_MEMBERS_MAX`] members.
+    GroupTooLarge,
     /// The node has no watches.
     Off,
     /// The connection has [`CONNECTION_WATCHES_MAX`] watches.
@@ -108,11 +110,19 @@ pub struct PresenceReport<W> {
     pub online: Vec<UserId>,
     /// Members of the last report that are not online any more.
     pub offline: Vec<UserId>,
-    /// Whether the report replaces what the watchers know.
-    pub is_complete: bool,
-    /// Whether the watches have ended, because their users are no members or the group is too large. The report is complete and
-    /// empty then.
-    pub is_last: bool,
+    /// What it is for its watchers.
+    pub kind: PresenceReportKind,
+}
+
+/// What a report is for its watchers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PresenceReportKind {
+    /// It has what changed since their last report.
+    Changes,
+    /// It replaces what they know.
+    Complete,
+    /// Their watches have ended, because their users are no members or the group is too large. It is complete and empty.
+    Last,
 }
 
 /// Watches of the connections of a node, each named by a `W`.
@@ -266,6 +276,9 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         subject: WatchSubject,
         members: usize,
     ) -> Result<(), WatchRefusal> {
+        if members > WATCH_MEMBERS_MAX {
+            return Err(WatchRefusal::GroupTooLarge);
+        }
         let (existing, conversation) = (self.numbers.get(&subject).copied(), subject.conversation.clone());
         let of_connection = self.watches.get(&watcher);
         let is_watched = existing.is_some_and(|number| of_connection.is_some_and(|it| it.contains(&number)));
