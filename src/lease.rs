@@ -29,7 +29,7 @@ mod view;
 
 pub use self::reaper::reap;
 use self::{
-    changes::{ClusterChanges, OwnState},
+    changes::{ClusterChanges, LiveRun},
     isolation::Isolation,
     reassert::{ReassertTask, RouteLosses},
     view::ClusterView,
@@ -225,9 +225,9 @@ impl NodeLease {
         lags.update(snapshot.partition_lags().chain(mine), Instant::now());
         self.metrics.archive_behind.set(lags.count() as f64);
         if is_clustered {
-            let me = OwnState { run: &self.cluster.me, state, owns: &info.owns };
-            for change in self.changes.take(&snapshot, self.view.silent_runs(), &me) {
-                self.cluster.events.node(me.run, change);
+            let me = LiveRun { run: &self.cluster.me, state, owns: &info.owns };
+            for change in self.changes.take(&snapshot, self.view.silent_runs(), me) {
+                self.cluster.events.node(&self.cluster.me, change);
             }
         }
         (self.on_peers)(snapshot.addresses());

@@ -60,7 +60,8 @@ impl PresenceWatches {
     /// report again.
     ///
     /// # Errors
-    /// The node has no such watches, or the connection, its user or the node has too many.
+    /// The conversation has too many members, the node has no such watches, or the connection, its user or the node has too
+    /// many.
     pub fn watch(
         &self,
         watcher: ConnKey,

@@ -381,11 +381,15 @@ pub trait Store:
     ///
     /// On return the changes are visible to every read and as durable as an archive. Reads may see them slightly
     /// earlier, so a call that changes nothing returns only when everything already visible is durable.
+    ///
+    /// A dropped call takes effect before every change of the same state by a call that begins later, or not at all.
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError>;
 
     /// Merges the settings in `now` over the user's stored settings and returns the result; empty `now` only reads.
     ///
-    /// Settings are as durable as marks. Of two concurrent calls, neither loses a setting that only it contains.
+    /// Settings are as durable as marks. Of two concurrent calls, neither loses a setting that only it contains. A dropped
+    /// call takes effect before every change by a call that begins later, or not at all; a call that changes nothing only
+    /// reads, and does not wait for a change that is being committed.
     async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// Returns one page of history by exclusive cursor, in one snapshot (flaw S17).

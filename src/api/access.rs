@@ -34,14 +34,14 @@ mod route;
 mod targets;
 
 pub use self::route::{AdminRoute, Effect, RouteNeed};
-pub(super) use self::{
-    change::MessageIdForNow,
-    refused::Refused,
-    request_id::{idempotency_key, with_request_id},
-};
 use self::{
     change::change, failures::FailureLimit, message_places::MessagePlaces, request_id::RequestId,
     targets::Targets,
+};
+pub(super) use self::{
+    change::{CallerPresence, MessageIdForNow},
+    refused::Refused,
+    request_id::{idempotency_key, with_request_id},
 };
 use super::caller::Ends;
 use crate::{

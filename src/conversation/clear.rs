@@ -3,17 +3,14 @@
 //! A clear is permanent. A bound is set by the admin API alone, which can move it in both directions.
 
 use tidegate_protocol::{
-    id::{ConversationId, UserId},
+    id::ConversationId,
     pb::{self, server_frame::Body as FrameBody},
 };
 
-use super::{
-    read_position::{self, BeyondHead},
-    refusal::store_unavailable,
-};
+use super::read_position::{self, OwnConversation};
 use crate::{
     mail::Refusal,
-    store::{Mark, Personal, Store},
+    store::{Mark, Personal},
 };
 
 /// Clears the conversation up to `seq`, or to its end, also above the user's bound. Returns the new position if it moved; it only
@@ -22,22 +19,10 @@ use crate::{
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
-pub async fn clear(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: u64,
-    above: BeyondHead,
-) -> Result<Option<Mark>, Refusal> {
-    let mark = read_position::clear(store, user, conversation, seq, above).await?;
-    let Some(mark) = mark else {
-        // An earlier change of this position may not be durable yet; wait until it is.
-        store.save_marks(&[]).await.map_err(store_unavailable)?;
-        return Ok(None);
-    };
-    let change = (user.clone(), conversation.clone(), Personal::Cleared(mark));
-    store.save_marks(&[change]).await.map_err(store_unavailable)?;
-    Ok(Some(mark))
+pub async fn clear(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
+    let mark = read_position::clear(of, seq).await?;
+    of.save(mark.map(Personal::Cleared)).await?;
+    Ok(mark)
 }
 
 /// Bounds what the user can read of the conversation to `seq`, or to its end if that is lower; `None` removes the bound.
@@ -45,23 +30,16 @@ pub async fn clear(
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
-pub async fn bound(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: Option<u64>,
-    above: BeyondHead,
-) -> Result<(), Refusal> {
+pub async fn bound(of: OwnConversation<'_>, seq: Option<u64>) -> Result<(), Refusal> {
     let bound = match seq {
-        Some(seq) => read_position::bound(store, user, conversation, seq, above).await?.map(Some),
+        Some(seq) => Some(read_position::bound(of, seq).await?),
         None => {
-            read_position::whole_view(store, user, conversation, above, 0).await?;
-            Some(None)
+            of.whole_view(0).await?;
+            None
         }
     };
-    let change = bound.map(|bound| (user.clone(), conversation.clone(), Personal::Bound(bound)));
-    // Without a change, an earlier one may not be durable yet; wait until it is.
-    store.save_marks(change.as_slice()).await.map_err(store_unavailable)
+    // A bound that is there already is set again: another one may be about to be written.
+    of.save(Some(Personal::Bound(bound))).await
 }
 
 /// Returns the seq and the frame for the user's other devices.

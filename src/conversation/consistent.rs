@@ -16,9 +16,8 @@ use super::{
     history::{self, FoundPage, PageBytes},
     mark_read,
     read_budget::{ReadBudget, ReadTurn},
-    read_position::{self, BeyondHead, NO_MESSAGES, NOT_STORED},
+    read_position::{BeyondHead, NO_MESSAGES, NOT_STORED, OwnConversation},
     reader::{Reader, Viewer},
-    refusal::store_unavailable,
 };
 use crate::{
     bus::partition_of,
@@ -118,7 +117,8 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         conversation: &ConversationId,
         query: &Query,
     ) -> Result<Option<(u64, FrameBody)>, Refusal> {
-        self.checked(conversation, |above| self.change_where(user, query, above)).await
+        let own = |above| OwnConversation::new(self.store, user, conversation, above);
+        self.checked(conversation, |above| self.change_where(own(above), query)).await
     }
 
     /// Sets or removes the bound of what the user can read of a conversation.
@@ -131,7 +131,8 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         conversation: &ConversationId,
         seq: Option<u64>,
     ) -> Result<(), Refusal> {
-        self.checked(conversation, |above| clear::bound(self.store, user, conversation, seq, above)).await
+        let own = |above| OwnConversation::new(self.store, user, conversation, above);
+        self.checked(conversation, |above| clear::bound(own(above), seq)).await
     }
 
     /// Sets or removes the preference of a user for push notices of a conversation that the user is or was in.
@@ -146,9 +147,9 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
         push: Option<Push>,
     ) -> Result<(), Refusal> {
         self.checked(conversation, |above| async move {
-            read_position::whole_view(self.store, user, conversation, above, 0).await?;
-            let change = (user.clone(), conversation.clone(), Personal::Push(push));
-            self.store.save_marks(&[change]).await.map_err(store_unavailable)
+            let own = OwnConversation::new(self.store, user, conversation, above);
+            own.whole_view(0).await?;
+            own.save(Some(Personal::Push(push))).await
         })
         .await
     }
@@ -180,25 +181,24 @@ impl<'a, K: Clone + Eq + Hash + Send + Sync> ConsistentReads<'a, K> {
 
     async fn change_where(
         &self,
-        user: &UserId,
+        of: OwnConversation<'_>,
         query: &Query,
-        above: BeyondHead,
     ) -> Result<Option<(u64, FrameBody)>, Refusal> {
-        let store = self.store;
+        let OwnConversation { user, conversation, .. } = of;
         Ok(match query {
-            Query::Read { conversation, seq } => {
-                let moved = mark_read::read(store, user, conversation, *seq, above).await?;
+            Query::Read { seq, .. } => {
+                let moved = mark_read::read(of, *seq).await?;
                 moved.map(|mark| {
                     self.cluster.events.read(user, conversation, mark.seq);
                     mark_read::receipt(user, conversation, mark)
                 })
             }
-            Query::Clear { conversation, seq } => {
-                let moved = clear::clear(store, user, conversation, *seq, above).await?;
+            Query::Clear { seq, .. } => {
+                let moved = clear::clear(of, *seq).await?;
                 moved.map(|mark| clear::cleared(conversation, mark))
             }
-            Query::Hide { conversation, seqs } => {
-                let hidden = hide::hide(store, user, conversation, seqs, above).await?;
+            Query::Hide { seqs, .. } => {
+                let hidden = hide::hide(of, seqs).await?;
                 (!hidden.is_empty()).then(|| hide::hidden(conversation, hidden))
             }
             Query::Pull(_)

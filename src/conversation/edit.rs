@@ -8,32 +8,29 @@ use std::time::Duration;
 use bytes::Bytes;
 use tidegate_protocol::{
     Code,
-    id::UserId,
     machine::session::SubmitAnswer,
     pb,
     record::{Body, Edit},
 };
 
 use super::{
-    read_position::BeyondHead,
+    read_position::OwnConversation,
     recall::{Recaller, find, leads},
 };
-use crate::{mail::Refusal, store::Store};
+use crate::mail::Refusal;
 
 impl Recaller {
-    /// Returns the code by which a user's edit is denied, `None` if the ledger alone decides; `now_ms` is the wall clock.
+    /// Returns the code by which a user's edit of the message is denied, `None` if the ledger alone decides; `now_ms` is the wall clock.
     ///
     /// # Errors
     /// `NOT_YET` if the message may not be stored yet; the store can't be read.
     pub async fn edit_denial(
         &self,
-        store: &dyn Store,
-        user: &UserId,
-        edit: &Edit,
-        above: BeyondHead,
+        of: OwnConversation<'_>,
+        seq: u64,
         now_ms: u64,
     ) -> Result<Option<Code>, Refusal> {
-        let (member_view, found) = match find(store, user, &edit.conversation, edit.seq, above).await {
+        let (member_view, found) = match find(of, seq).await {
             Ok(found) => found,
             // The user may have sent the edit before, when there was such a message.
             Err((code @ (Code::NotFound | Code::NotAMember), _)) => return Ok(Some(code)),
@@ -42,7 +39,7 @@ impl Recaller {
         let age = Duration::from_millis(now_ms.saturating_sub(found.row.time));
         let within = *self.edit_within.get();
         let is_late = within.is_zero() || age > within;
-        Ok((is_late && !leads(&edit.conversation, &member_view)).then_some(Code::TooLate))
+        Ok((is_late && !leads(of.conversation, &member_view)).then_some(Code::TooLate))
     }
 
     /// Sends an edit to the log. A repeated edit returns the same seq.

@@ -4,19 +4,15 @@
 
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, UserId},
+    id::ConversationId,
     pb::{self, server_frame::Body as FrameBody},
     record::Body,
 };
 
-use super::unread::counts_as_unread;
-use super::{
-    read_position::{self, BeyondHead},
-    refusal::store_unavailable,
-};
+use super::{read_position::OwnConversation, refusal::store_unavailable, unread::counts_as_unread};
 use crate::{
     mail::Refusal,
-    store::{Hidden, Personal, Store},
+    store::{Hidden, Personal},
 };
 
 /// Most entries of one conversation that a user may hide. Two concurrent requests
@@ -32,15 +28,10 @@ const HIDE_PAGE_BYTES: usize = 1 << 20;
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet,
 /// or may have unstored messages up to the highest seq; `TOO_MANY_HIDDEN` if they exceed
 /// [`HIDDEN_MAX`], in which case none is hidden.
-pub async fn hide(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seqs: &[u64],
-    above: BeyondHead,
-) -> Result<Vec<u64>, Refusal> {
+pub async fn hide(of: OwnConversation<'_>, seqs: &[u64]) -> Result<Vec<u64>, Refusal> {
+    let OwnConversation { store, user, conversation, .. } = of;
     let highest = seqs.iter().copied().max().unwrap_or_default();
-    let view = read_position::whole_view(store, user, conversation, above, highest).await?;
+    let view = of.whole_view(highest).await?;
     let mut wanted: Vec<u64> = seqs.iter().copied().filter(|seq| view.shows(*seq)).collect();
     let forget = view.pruned_to.min(view.mark().seq);
     let hidden_before = view.user_state().hidden.iter().filter(|it| it.seq > forget).count();
@@ -61,8 +52,7 @@ pub async fn hide(
     }
     let hidden_seqs: Vec<u64> = hidden.iter().map(|it| it.seq).collect();
     if !hidden_seqs.is_empty() {
-        let change = Personal::Hidden { seqs: hidden, forget };
-        store.save_marks(&[(user.clone(), conversation.clone(), change)]).await.map_err(store_unavailable)?;
+        of.save(Some(Personal::Hidden { seqs: hidden, forget })).await?;
     }
     Ok(hidden_seqs)
 }

@@ -8,15 +8,12 @@ use tidegate_protocol::{
     pb::{self, server_frame::Body as FrameBody},
 };
 
-use super::{
-    read_position::{self, BeyondHead},
-    refusal::store_unavailable,
-};
+use super::read_position::{self, OwnConversation};
 use crate::{
     delivery::{best_effort::BestEffortSender, signals::route_signal},
     directory::Directory,
     mail::{Audience, ConnKey, Delivery, Item, Mail, Refusal, ShardHandles, Volatile},
-    store::{Mark, Personal, Store},
+    store::{Mark, Personal},
 };
 
 /// Advances the read mark to `seq`, or to the last seq that the user may see. Returns the new mark if it moved.
@@ -24,22 +21,10 @@ use crate::{
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
-pub async fn read(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: u64,
-    above: BeyondHead,
-) -> Result<Option<Mark>, Refusal> {
-    let mark = read_position::read(store, user, conversation, seq, above).await?;
-    let Some(mark) = mark else {
-        // An earlier change of this mark may not be durable yet; wait until it is.
-        store.save_marks(&[]).await.map_err(store_unavailable)?;
-        return Ok(None);
-    };
-    let change = (user.clone(), conversation.clone(), Personal::Read(mark));
-    store.save_marks(&[change]).await.map_err(store_unavailable)?;
-    Ok(Some(mark))
+pub async fn read(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
+    let mark = read_position::read(of, seq).await?;
+    of.save(mark.map(Personal::Read)).await?;
+    Ok(mark)
 }
 
 /// Returns the seq and the receipt frame for the user's other devices.

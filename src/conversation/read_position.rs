@@ -10,7 +10,7 @@ use tidegate_protocol::{
 use super::{refusal::store_unavailable, unread::View};
 use crate::{
     mail::Refusal,
-    store::{Direction, Mark, MemberView, PageQuery, Store, StoredRow, Summary},
+    store::{Direction, Mark, MemberView, PageQuery, Personal, Store, StoredRow, Summary},
 };
 
 /// Rows read at a time while counting a user's own messages.
@@ -109,20 +109,62 @@ pub(crate) const NOT_STORED: Refusal =
 /// Refusal of a direct conversation without a message.
 pub(crate) const NO_MESSAGES: Refusal = (Code::NotYet, "the conversation has no messages yet");
 
+/// Conversation of one user, as a store has it.
+#[derive(Clone, Copy)]
+pub struct OwnConversation<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) user: &'a UserId,
+    pub(super) conversation: &'a ConversationId,
+    pub(super) above: BeyondHead,
+}
+
+impl<'a> OwnConversation<'a> {
+    /// Creates the conversation of the user; `above` is what the store may lack of it.
+    pub fn new(
+        store: &'a dyn Store,
+        user: &'a UserId,
+        conversation: &'a ConversationId,
+        above: BeyondHead,
+    ) -> Self {
+        Self { store, user, conversation, above }
+    }
+
+    /// Reads the user's current view without a bound, in which the seq is stored or known not to exist.
+    ///
+    /// # Errors
+    /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
+    /// unstored messages up to `seq`.
+    pub(crate) async fn whole_view(self, seq: u64) -> Result<View, Refusal> {
+        self.view(seq, View::whole).await
+    }
+
+    async fn view(self, seq: u64, new: ViewConstructor) -> Result<View, Refusal> {
+        let Self { store, user, conversation, above } = self;
+        let summary = above.summary(store, Some(user), conversation).await?;
+        let member_view = summary.member_view.ok_or(above.not_a_member(summary.archived))?;
+        let view = new(conversation, &summary.head, &member_view);
+        above.check(&view, summary.archived, seq)?;
+        Ok(view)
+    }
+
+    /// Stores a change of the user's state. Without one, waits until what is visible is durable: an earlier change may not be.
+    ///
+    /// # Errors
+    /// `STORE_UNAVAILABLE` if the store can't be written.
+    pub(super) async fn save(self, change: Option<Personal>) -> Result<(), Refusal> {
+        let change = change.map(|change| (self.user.clone(), self.conversation.clone(), change));
+        self.store.save_marks(change.as_slice()).await.map_err(store_unavailable)
+    }
+}
+
 /// Returns the position at `seq`, limited to the seqs that the user may read; `None` unless it is above the read mark.
 ///
 /// # Errors
 /// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
 /// unstored messages up to `seq`.
-pub(crate) async fn read(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: u64,
-    above: BeyondHead,
-) -> Result<Option<Mark>, Refusal> {
-    let is_new = |view: &View, seq| seq > view.mark().seq;
-    position(store, user, conversation, seq, above, View::new, is_new).await
+pub(crate) async fn read(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
+    let marked = |view: &View, seq: u64| Some(view.mark()).filter(|mark| seq <= mark.seq);
+    Ok(position(of, seq, View::new, marked).await?.if_new())
 }
 
 /// Returns the position at `seq`, limited to the seqs that the user may see without a bound, above which messages are pushed;
@@ -130,58 +172,62 @@ pub(crate) async fn read(
 ///
 /// # Errors
 /// Those of [`read`].
-pub(crate) async fn clear(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: u64,
-    above: BeyondHead,
-) -> Result<Option<Mark>, Refusal> {
-    let is_new = |view: &View, seq| seq > view.user_state().cleared.seq;
-    position(store, user, conversation, seq, above, View::whole, is_new).await
+pub(crate) async fn clear(of: OwnConversation<'_>, seq: u64) -> Result<Option<Mark>, Refusal> {
+    let cleared = |view: &View, seq: u64| Some(view.user_state().cleared).filter(|mark| seq <= mark.seq);
+    Ok(position(of, seq, View::whole, cleared).await?.if_new())
 }
 
-/// Returns the position at `seq`, limited to the seqs that the user may see without a bound; `None` if the user's bound is there
-/// already.
+/// Returns the position at `seq`, limited to the seqs that the user may see without a bound.
 ///
 /// # Errors
 /// Those of [`read`].
-pub(crate) async fn bound(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: u64,
-    above: BeyondHead,
-) -> Result<Option<Mark>, Refusal> {
-    let is_new = |view: &View, seq| view.user_state().bound.is_none_or(|bound| bound.seq != seq);
-    position(store, user, conversation, seq, above, View::whole, is_new).await
+pub(crate) async fn bound(of: OwnConversation<'_>, seq: u64) -> Result<Mark, Refusal> {
+    let bound = |view: &View, seq: u64| view.user_state().bound.filter(|mark| mark.seq == seq);
+    Ok(match position(of, seq, View::whole, bound).await? {
+        Position::Known(mark) | Position::New(mark) => mark,
+    })
+}
+
+/// Position of a user.
+enum Position {
+    /// Position that the user's state has, or has passed.
+    Known(Mark),
+    /// Position that was counted.
+    New(Mark),
+}
+
+impl Position {
+    fn if_new(self) -> Option<Mark> {
+        match self {
+            Self::Known(_) => None,
+            Self::New(mark) => Some(mark),
+        }
+    }
 }
 
 /// Constructor of a view, with or without the bound of the user.
 type ViewConstructor = fn(&ConversationId, &Head, &MemberView) -> View;
 
-/// Returns the position at `seq`, limited to the seqs of the view; `None` if it is not new.
+/// Returns the position at `seq`, limited to the seqs of the view, or what is known of it.
 async fn position(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
+    of: OwnConversation<'_>,
     seq: u64,
-    above: BeyondHead,
     new: ViewConstructor,
-    is_new: impl Fn(&View, u64) -> bool,
-) -> Result<Option<Mark>, Refusal> {
+    known: impl Fn(&View, u64) -> Option<Mark>,
+) -> Result<Position, Refusal> {
     loop {
-        let view = view_in(store, user, conversation, above, seq, new).await?;
+        let view = of.view(seq, new).await?;
         // Rows that retention has removed can't be counted.
         let seq = seq.max(view.pruned_to).min(view.max());
-        if !is_new(&view, seq) {
-            return Ok(None);
+        if let Some(mark) = known(&view, seq) {
+            return Ok(Position::Known(mark));
         }
-        match count_at(store, user, conversation, &view, seq).await {
+        let counting = Counting { of, view: &view };
+        match counting.at(seq).await {
             // Retention runs rarely, so the retry succeeds.
             Err(CountError::Pruned) => {}
             Err(CountError::Refused(refusal)) => return Err(refusal),
-            Ok(mark) => return Ok(Some(mark)),
+            Ok(mark) => return Ok(Position::New(mark)),
         }
     }
 }
@@ -193,59 +239,20 @@ enum CountError {
     Pruned,
 }
 
-/// Reads the user's current view of the conversation without a bound, in which the seq is stored or known not to exist.
-///
-/// # Errors
-/// `NOT_A_MEMBER` if the user never was a member; `NOT_YET` if the conversation has no message yet, or may have
-/// unstored messages up to `seq`.
-pub(crate) async fn whole_view(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    above: BeyondHead,
-    seq: u64,
-) -> Result<View, Refusal> {
-    view_in(store, user, conversation, above, seq, View::whole).await
-}
-
-async fn view_in(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    above: BeyondHead,
-    seq: u64,
-    new: ViewConstructor,
-) -> Result<View, Refusal> {
-    let summary = above.summary(store, Some(user), conversation).await?;
-    let member_view = summary.member_view.ok_or(above.not_a_member(summary.archived))?;
-    let view = new(conversation, &summary.head, &member_view);
-    above.check(&view, summary.archived, seq)?;
-    Ok(view)
-}
-
-/// Counts the position at `seq`, which must exist in the view, above the rows that retention has removed.
-async fn count_at(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    view: &View,
-    seq: u64,
-) -> Result<Mark, CountError> {
-    let counting = Counting { store, user, conversation, view };
-    let messages = counting.messages(seq).await?;
-    let own = counting.own(seq).await?;
-    Ok(Mark { seq, messages, own })
-}
-
 /// Counts of messages in one conversation, for one user.
 struct Counting<'a> {
-    store: &'a dyn Store,
-    user: &'a UserId,
-    conversation: &'a ConversationId,
+    of: OwnConversation<'a>,
     view: &'a View,
 }
 
 impl Counting<'_> {
+    /// Counts the position at `seq`, which must exist in the view, above the rows that retention has removed.
+    async fn at(&self, seq: u64) -> Result<Mark, CountError> {
+        let messages = self.messages(seq).await?;
+        let own = self.own(seq).await?;
+        Ok(Mark { seq, messages, own })
+    }
+
     /// Returns the number of messages up to `seq`.
     async fn messages(&self, seq: u64) -> Result<u64, CountError> {
         // Rows after a former member's last seq must not count, and retention may have removed them.
@@ -306,7 +313,7 @@ impl Counting<'_> {
         limit: usize,
     ) -> Result<Vec<StoredRow>, CountError> {
         let query = PageQuery { cursor, direction, limit, max_bytes: COUNT_PAGE_BYTES };
-        let page = self.store.page(self.conversation, query).await;
+        let page = self.of.store.page(self.of.conversation, query).await;
         let page = page.map_err(|error| CountError::Refused(store_unavailable(error)))?;
         let pruned_to = page.head.map_or(0, |head| head.pruned_to);
         if pruned_to > self.view.pruned_to { Err(CountError::Pruned) } else { Ok(page.rows) }
@@ -316,7 +323,7 @@ impl Counting<'_> {
     fn own_of(&self, row: &StoredRow) -> Option<OwnCount> {
         let up_to = row.row.own;
         match &row.row.body {
-            Body::Message(message) if message.sender == *self.user => {
+            Body::Message(message) if message.sender == *self.of.user => {
                 Some(OwnCount { before: up_to - u64::from(message.is_own()), up_to })
             }
             _ => None,

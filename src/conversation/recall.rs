@@ -7,14 +7,14 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_protocol::{
     Code,
-    id::{ConversationId, ConversationKind, UserId},
+    id::{ConversationId, ConversationKind},
     machine::session::SubmitAnswer,
     pb,
     record::{Body, Recall, Role},
 };
 
 use super::{
-    read_position::{BeyondHead, NO_MESSAGES},
+    read_position::{NO_MESSAGES, OwnConversation},
     refusal::store_unavailable,
     unread::View,
 };
@@ -22,7 +22,7 @@ use crate::{
     ingest::admin::Admin,
     live::Live,
     mail::Refusal,
-    store::{Direction, MemberView, PageQuery, Store, StoredRow},
+    store::{Direction, MemberView, PageQuery, StoredRow},
 };
 
 /// Checker and sender of recalls and edits.
@@ -53,14 +53,12 @@ impl Recaller {
     /// sender after the time limit.
     pub async fn check(
         &self,
-        store: &dyn Store,
-        user: &UserId,
-        conversation: &ConversationId,
+        of: OwnConversation<'_>,
         seq: u64,
-        above: BeyondHead,
         now_ms: u64,
     ) -> Result<RecallOutcome, Refusal> {
-        let (member_view, found) = find(store, user, conversation, seq, above).await?;
+        let (member_view, found) = find(of, seq).await?;
+        let OwnConversation { user, conversation, .. } = of;
         if let Some((seq, time)) = found.recalled {
             return Ok(RecallOutcome::Done(ack(conversation, seq, time, true)));
         }
@@ -106,13 +104,8 @@ pub(super) fn leads(conversation: &ConversationId, member_view: &MemberView) -> 
 }
 
 /// Returns the row and the user's membership, if the user is a member and sees the row.
-pub(super) async fn find(
-    store: &dyn Store,
-    user: &UserId,
-    conversation: &ConversationId,
-    seq: u64,
-    above: BeyondHead,
-) -> Result<(MemberView, StoredRow), Refusal> {
+pub(super) async fn find(of: OwnConversation<'_>, seq: u64) -> Result<(MemberView, StoredRow), Refusal> {
+    let OwnConversation { store, user, conversation, above } = of;
     let nothing = (Code::NotFound, "there is no message with this seq");
     let summary = above.summary(store, Some(user), conversation).await;
     let summary = summary.map_err(|refusal| if refusal == NO_MESSAGES { nothing } else { refusal })?;

@@ -9,7 +9,7 @@ use tidegate_protocol::{
 };
 use tokio::sync::oneshot;
 
-use super::{DatabaseError, Engine, Job, codec, writer::Writer};
+use super::{DatabaseError, Engine, Job, Reply, codec, writer::Writer};
 
 mod erasure;
 mod guard;
@@ -71,12 +71,20 @@ impl Writer {
         })
     }
 
+    /// Changes user settings, and replies with the merged ones after the next sync. A change whose caller has left is not
+    /// made: a later call may have read the settings without it.
+    pub(super) fn change_settings(&mut self, user: &UserId, now: UserSettings, reply: Reply<UserSettings>) {
+        if reply.is_closed() {
+            return;
+        }
+        match self.save_settings(user, now) {
+            Ok(settings) => self.confirms.add(reply, settings),
+            Err(error) => drop(reply.send(Err(error))),
+        }
+    }
+
     /// Writes user settings like marks, and returns the merged settings.
-    pub(super) fn save_settings(
-        &mut self,
-        user: &UserId,
-        now: UserSettings,
-    ) -> Result<UserSettings, StoreError> {
+    fn save_settings(&mut self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
         self.check_usable()?;
         let mut settings = now;
         self.write(PersistMode::Buffer, |database, _, batch| {

@@ -1,11 +1,12 @@
 //! Tests of the engine's threads.
 
+use futures_util::FutureExt as _;
 use tidegate_protocol::settings::{Push, UserSettings, Visibility};
 
 use super::*;
 use crate::{
     revocation::{Revocation, RevokedTokens},
-    store::{Mark, UserState},
+    store::{Mark, Personal, UserState},
     supervised::{self, contained},
 };
 
@@ -76,6 +77,37 @@ async fn revocations_that_are_over_are_removed_at_the_start() {
         Ok(found?)
     });
     assert_eq!(stored.await.unwrap(), ["bob", "carol", "dan"]);
+}
+
+/// Later calls read what is stored without such a change, and may be answered by that.
+#[tokio::test]
+async fn change_whose_caller_has_left_is_not_made() {
+    let name = format!("tidegate-engine-{}-{:x}", std::process::id(), rand::random::<u64>());
+    let folder = Folder(std::env::temp_dir().join(name));
+    let config =
+        EngineConfig { path: folder.0.clone(), partitions: 1, free_bytes_min: 0, disk: Arc::new(RealDisk) };
+    let engine = Engine::open(config).unwrap();
+    let (ann, bob) = (UserId::new("ann").unwrap(), UserId::new("bob").unwrap());
+    let conversation = ConversationId::direct(&ann, &bob);
+    let prefer = |user: &UserId| vec![(user.clone(), conversation.clone(), Personal::Push(Some(Push::None)))];
+    let asked = UserSettings { presence: Some(Visibility::Off), ..UserSettings::default() };
+    let (reply, first) = oneshot::channel();
+    {
+        // The writer is at the first job until the database is free, and the others wait.
+        let _held = engine.core.database.write();
+        engine.send(Job::Marks { marks: prefer(&bob), reply }).unwrap();
+        assert!(engine.save_marks(prefer(&ann)).now_or_never().is_none());
+        assert!(engine.save_settings(ann.clone(), asked).now_or_never().is_none());
+    }
+    assert_eq!(first.await.unwrap(), Ok(()));
+    assert_eq!(engine.save_marks(Vec::new()).await, Ok(()), "a job after them");
+    let keys = [mark_key(&conversation, &bob), mark_key(&conversation, &ann), user_settings_key(&ann)];
+    let stored = engine.read(move |database| {
+        let found: Result<Vec<bool>, DatabaseError> =
+            keys.iter().map(|key| Ok(database.state.get(key)?.is_some())).collect();
+        Ok(found?)
+    });
+    assert_eq!(stored.await, Ok(vec![true, false, false]));
 }
 
 /// The bytes without a preference and a bound are those of former versions, which read the others up to these.

@@ -146,15 +146,14 @@ impl Writer {
             Job::Archive { partition, fence, delta, reply } => {
                 reply.send(self.archive(partition, fence, &delta)).ok();
             }
+            // Its caller was answered without it, and may count on that.
+            Job::Marks { reply, .. } if reply.is_closed() => {}
             Job::Marks { marks, reply } => match self.save_marks(&marks) {
                 Ok(()) if self.unsynced == 0 => drop(reply.send(Ok(()))),
                 Ok(()) => self.confirms.add(reply, ()),
                 Err(error) => drop(reply.send(Err(error))),
             },
-            Job::Settings { user, now, reply } => match self.save_settings(&user, now) {
-                Ok(settings) => self.confirms.add(reply, settings),
-                Err(error) => drop(reply.send(Err(error))),
-            },
+            Job::Settings { user, now, reply } => self.change_settings(&user, now, reply),
             Job::Revoke(revocation, now_ms, reply) => {
                 reply.send(self.revoke(&revocation, now_ms)).ok();
             }

@@ -65,6 +65,23 @@ pub struct AllowHook {
     metrics: Metrics,
 }
 
+/// Question about a request of a user.
+#[derive(Clone, Copy)]
+struct AllowQuestion<'a> {
+    action: AllowAction,
+    user: &'a UserId,
+    conversation: &'a ConversationId,
+    basis: QuestionBasis,
+}
+
+impl<'a> AllowQuestion<'a> {
+    /// Returns what an answer to the question is remembered by.
+    fn key(&self) -> PairQuestion<'a, AllowAction> {
+        let two = target(self.user, self.conversation);
+        PairQuestion { about: self.action, one: self.user.as_str(), two }
+    }
+}
+
 #[derive(Serialize)]
 struct Question<'a> {
     user: &'a str,
@@ -115,7 +132,7 @@ impl AllowHook {
                 return Some(HookVerdict::Allowed);
             }
             if self.asks(AllowAction::Start) && !self.started.is_known(conversation) {
-                return self.known(AllowAction::Start, user, target(user, conversation));
+                return self.known(AllowAction::Start, user, conversation);
             }
         }
         self.may(AllowAction::Write, user, conversation)
@@ -144,7 +161,7 @@ impl AllowHook {
             Some(false) => (AllowAction::Start, QuestionBasis::Known),
             None => (AllowAction::Start, QuestionBasis::Assumed),
         };
-        self.decide_until(deadline, action, user, conversation, basis).await
+        self.decide_until(deadline, AllowQuestion { action, user, conversation, basis }).await
     }
 
     /// Returns whether the user may join the room, if that needs no question.
@@ -184,7 +201,7 @@ impl AllowHook {
         if is_own || !self.asks(action) {
             return Some(HookVerdict::Allowed);
         }
-        self.known(action, user, target(user, conversation))
+        self.known(action, user, conversation)
     }
 
     fn asks(&self, action: AllowAction) -> bool {
@@ -192,47 +209,38 @@ impl AllowHook {
     }
 
     /// Returns the answer that the cache has. Each refusal among them refuses one request.
-    fn known(&self, action: AllowAction, user: &UserId, target: &str) -> Option<HookVerdict> {
-        let question = PairQuestion { about: action, one: user.as_str(), two: target };
-        let known = self.answers.get(&question, Instant::now());
+    fn known(
+        &self,
+        action: AllowAction,
+        user: &UserId,
+        conversation: &ConversationId,
+    ) -> Option<HookVerdict> {
+        let question = AllowQuestion { action, user, conversation, basis: QuestionBasis::Known };
+        let known = self.answers.get(&question.key(), Instant::now());
         if matches!(known, Some(HookVerdict::Denied(_))) {
             self.metrics.hook_allow_cached_denials.increment(1);
         }
         known
     }
 
-    fn remember(
-        &self,
-        action: AllowAction,
-        user: &UserId,
-        target: &str,
-        verdict: HookVerdict,
-        ttl: Duration,
-    ) {
+    fn remember(&self, question: AllowQuestion<'_>, verdict: HookVerdict, ttl: Duration) {
         let bytes = match &verdict {
             HookVerdict::Denied(Some(reason)) => reason.bytes(),
             _ => 0,
         };
-        let question = PairQuestion { about: action, one: user.as_str(), two: target };
-        self.answers.insert(&question, verdict, Instant::now() + ttl, bytes);
+        self.answers.insert(&question.key(), verdict, Instant::now() + ttl, bytes);
     }
 
     async fn decide(&self, action: AllowAction, user: &UserId, conversation: &ConversationId) -> HookVerdict {
-        self.decide_until(self.client.deadline(), action, user, conversation, QuestionBasis::Known).await
+        let question = AllowQuestion { action, user, conversation, basis: QuestionBasis::Known };
+        self.decide_until(self.client.deadline(), question).await
     }
 
-    async fn decide_until(
-        &self,
-        deadline: Deadline,
-        action: AllowAction,
-        user: &UserId,
-        conversation: &ConversationId,
-        basis: QuestionBasis,
-    ) -> HookVerdict {
-        if let Some(known) = self.may(action, user, conversation) {
+    async fn decide_until(&self, deadline: Deadline, question: AllowQuestion<'_>) -> HookVerdict {
+        if let Some(known) = self.may(question.action, question.user, question.conversation) {
             return known;
         }
-        match self.ask(deadline, action, user, target(user, conversation), basis).await {
+        match self.ask(deadline, question).await {
             Ok(verdict) => verdict,
             Err(failure) if failure.is_refusal() => HookVerdict::Denied(None),
             Err(failure) if self.opens(&failure) => {
@@ -248,19 +256,13 @@ impl AllowHook {
         self.settings.fails_open && !failure.is_refusal() && !failure.is_full()
     }
 
-    async fn ask(
-        &self,
-        deadline: Deadline,
-        action: AllowAction,
-        user: &UserId,
-        target: &str,
-        basis: QuestionBasis,
-    ) -> Result<HookVerdict, HookFailure> {
+    async fn ask(&self, deadline: Deadline, question: AllowQuestion<'_>) -> Result<HookVerdict, HookFailure> {
         self.metrics.hook_allow_calls.increment(1);
-        let question = Question { user: user.as_str(), action: action.name(), target };
-        let body = serde_json::to_vec(&question).unwrap_or_default();
+        let PairQuestion { about, one, two } = question.key();
+        let asked = Question { user: one, action: about.name(), target: two };
+        let body = serde_json::to_vec(&asked).unwrap_or_default();
         let began = Instant::now();
-        let answer = match self.questions.admit(user) {
+        let answer = match self.questions.admit(question.user) {
             Some(_admitted) => {
                 let parse = |answer: &[u8]| serde_json::from_slice::<Answer>(answer).ok();
                 self.client.call_until(deadline, body, parse).await
@@ -278,8 +280,8 @@ impl AllowHook {
                         HookVerdict::Denied(AppReason::of(code.as_ref(), message.as_ref()))
                     }
                 };
-                if allow || basis == QuestionBasis::Known {
-                    self.remember(action, user, target, verdict.clone(), ttl);
+                if allow || question.basis == QuestionBasis::Known {
+                    self.remember(question, verdict.clone(), ttl);
                 }
                 Ok(verdict)
             }

@@ -22,8 +22,8 @@ pub(super) struct ClusterChanges {
     lapsed: VecDeque<NodeBoot>,
 }
 
-/// What this node knows of itself.
-pub(super) struct OwnState<'a> {
+/// Live run as it is now: this one, or one of the list.
+pub(super) struct LiveRun<'a> {
     pub(super) run: &'a NodeBoot,
     pub(super) state: NodeState,
     pub(super) owns: &'a [u32],
@@ -37,19 +37,19 @@ impl ClusterChanges {
         &mut self,
         snapshot: &PeerSnapshot,
         silent: &[NodeBoot],
-        me: &OwnState<'_>,
+        me: LiveRun<'_>,
     ) -> Vec<NodeChange> {
-        let others = snapshot.others.iter().filter(|row| row.info.boot != *me.run);
-        let others = others.map(|row| (&row.info.boot, row.info.state, &row.info.owns[..]));
-        let live: Vec<(&NodeBoot, NodeState, &[u32])> = others.chain([(me.run, me.state, me.owns)]).collect();
-        let drains =
-            |(run, state, _): &(&NodeBoot, NodeState, &[u32])| ((*run).clone(), *state != NodeState::Ready);
+        let me_run = me.run;
+        let others = snapshot.others.iter().map(|row| &row.info).filter(|info| info.boot != *me_run);
+        let others = others.map(|info| LiveRun { run: &info.boot, state: info.state, owns: &info.owns });
+        let live: Vec<LiveRun<'_>> = others.chain([me]).collect();
+        let drains = |it: &LiveRun<'_>| (it.run.clone(), it.state != NodeState::Ready);
         let now: BTreeMap<NodeBoot, bool> = live.iter().map(drains).collect();
         let mut changes = Vec::new();
         // Moves come first: there may be more than are kept for followers, and they must not evict what became of the runs.
         self.take_owners(&live, &mut changes);
         match self.runs.take() {
-            None => changes.push(NodeChange::Joined(me.run.clone())),
+            None => changes.push(NodeChange::Joined(me_run.clone())),
             Some(before) => {
                 let has_lapsed = |run: &NodeBoot| {
                     let mut rows = snapshot.rows.iter();
@@ -99,9 +99,9 @@ impl ClusterChanges {
     }
 
     /// Takes the owners over. While two runs announce a partition, the one before stays its owner.
-    fn take_owners(&mut self, live: &[(&NodeBoot, NodeState, &[u32])], changes: &mut Vec<NodeChange>) {
+    fn take_owners(&mut self, live: &[LiveRun<'_>], changes: &mut Vec<NodeChange>) {
         let mut claims: BTreeMap<u32, Vec<&NodeBoot>> = BTreeMap::new();
-        for (run, _, owns) in live {
+        for LiveRun { run, owns, .. } in live {
             owns.iter().for_each(|partition| claims.entry(*partition).or_default().push(run));
         }
         for (partition, claimants) in claims {
@@ -152,7 +152,7 @@ mod tests {
             let snapshot =
                 PeerSnapshot { rows: rows.into(), others: others.collect(), ..PeerSnapshot::default() };
             let me = run("a", 1);
-            self.0.take(&snapshot, &[], &OwnState { run: &me, state: NodeState::Ready, owns })
+            self.0.take(&snapshot, &[], LiveRun { run: &me, state: NodeState::Ready, owns })
         }
     }
 
@@ -246,8 +246,8 @@ mod tests {
         /// Fetches a list of nodes; returns what has changed, and the runs to retire.
         fn fetch(&mut self, rows: &[NodeRow], now: Instant) -> (Vec<NodeChange>, Vec<NodeBoot>) {
             let (snapshot, dead) = self.view.fetched(rows.to_vec(), now);
-            let me = OwnState { run: &self.me, state: NodeState::Ready, owns: &[] };
-            (self.changes.take(&snapshot, self.view.silent_runs(), &me), dead)
+            let me = LiveRun { run: &self.me, state: NodeState::Ready, owns: &[] };
+            (self.changes.take(&snapshot, self.view.silent_runs(), me), dead)
         }
     }
 

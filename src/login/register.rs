@@ -22,6 +22,7 @@ use crate::{
     log_limit::log_limited,
     mail::{ConnKey, LoginDone, LoginError, ShardHandles},
     routes::{DevicePolicy, Registered, Registration, Route, Routes, RoutesError, Token},
+    store::Store,
 };
 
 /// How long a login tries to register before it is refused (ADR 17). On a busy machine the routes may be late for a
@@ -30,7 +31,7 @@ use crate::{
 const ROUTES_MAX: Duration = Duration::from_secs(2);
 
 /// Age at which a login is refused instead of registered. Its client may have given it up and logged in elsewhere, and the
-/// late registration would replace that newer login.
+/// late registration would replace that newer login, or late settings those of it.
 const LOGIN_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// Reason of the refusal of a login that is too late.
@@ -65,21 +66,8 @@ pub async fn login(
     // result nothing may wait: otherwise the mail of a newer login that replaces this one would arrive first and find
     // no session. Of lost settings only the wish not to be seen is a reason to refuse.
     let mut steps = StepTimes::begin();
-    let settings = match cluster.ports.store.merge_settings(&user, now).await {
-        Ok(merged) => merged,
-        // Others would see the user, who asked not to be seen.
-        Err(_) if now.presence == Some(Visibility::Off) => {
-            return Err(LoginError { code: Code::Overloaded, reason: NOT_HIDDEN });
-        }
-        Err(error) => {
-            log_limited!(warn, %error, "failed to store the settings of a login; using those it sent");
-            now
-        }
-    };
+    let settings = merged_settings(&*cluster.ports.store, &user, now, hello.at + LOGIN_AGE_MAX).await?;
     steps.done("settings");
-    if hello.at.elapsed() >= LOGIN_AGE_MAX {
-        return Err(LoginError { code: Code::Overloaded, reason: TOO_LATE });
-    }
     let registration = Registration {
         user: user.clone(),
         device: device.clone(),
@@ -120,6 +108,30 @@ pub async fn login(
     Ok(LoginDone { route, replaced, chain, grants: None, term: TokenTerm::default(), settings })
 }
 
+/// Merges the settings of a login into those of the user, unless that takes until `late_at`.
+async fn merged_settings(
+    store: &dyn Store,
+    user: &UserId,
+    now: UserSettings,
+    late_at: time::Instant,
+) -> Result<UserSettings, LoginError> {
+    let refused = |reason| LoginError { code: Code::Overloaded, reason };
+    let in_time = || if time::Instant::now() < late_at { Ok(()) } else { Err(refused(TOO_LATE)) };
+    in_time()?;
+    let merged = time::timeout_at(late_at, store.merge_settings(user, now)).await;
+    let settings = match merged.map_err(|_| refused(TOO_LATE))? {
+        Ok(merged) => merged,
+        // Others would see the user, who asked not to be seen.
+        Err(_) if now.presence == Some(Visibility::Off) => return Err(refused(NOT_HIDDEN)),
+        Err(error) => {
+            log_limited!(warn, %error, "failed to store the settings of a login; using those it sent");
+            now
+        }
+    };
+    in_time()?;
+    Ok(settings)
+}
+
 /// Registers the route, retrying for [`ROUTES_MAX`]. A registration whose reply is lost is passed to `doubt` and
 /// repeated with a higher epoch, so the retry wins in either order.
 async fn register(
@@ -147,11 +159,12 @@ async fn register(
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use tidegate_protocol::{Time, id::NodeId};
 
     use super::*;
     use crate::{
-        fault::{Fault, FaultPlan, Faulty},
+        fault::{Fault, FaultPlan, Faulty, Gate},
         link::LocalLink,
         ports::Ports,
         routes::{Leases, MemoryRoutes, NodeBoot},
@@ -179,6 +192,29 @@ mod tests {
             let rows = cluster.ports.routes.lookup(&[user]).await.unwrap();
             assert_eq!(rows.concat().len(), usize::from(is_registered));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn settings_of_a_login_that_is_too_late_undo_no_later_ones() {
+        let (plan, gate) = (FaultPlan::none(), Gate::new());
+        plan.plan("merge_settings", Fault::Hold(gate.clone()));
+        let mut ports = Ports::in_memory(Arc::new(LocalLink));
+        ports.store = Arc::new(Faulty::<dyn Store>::new(ports.store, plan));
+        let cluster = Arc::new(Cluster::new(registration().at, ports));
+        let Registration { user, device, policy, .. } = registration();
+        let connection = ConnKey { shard: 0, slot: 0, generation: 0 };
+        let hello = ReceivedHello { connection, at: time::Instant::now() };
+        let asked = |presence| UserSettings { presence: Some(presence), ..UserSettings::default() };
+        let (late, later) = (asked(Visibility::Off), asked(Visibility::On));
+        let mut login =
+            Box::pin(login(Arc::clone(&cluster), user.clone(), device, late, policy, Arc::default(), hello));
+        assert!(login.as_mut().now_or_never().is_none());
+        time::advance(LOGIN_AGE_MAX).await;
+        let done = login.as_mut().now_or_never().expect("it waits no longer");
+        assert_eq!(done.map_err(|error| error.code).err(), Some(Code::Overloaded));
+        assert_eq!(cluster.ports.store.merge_settings(&user, later).await, Ok(later));
+        gate.open();
+        assert_eq!(cluster.ports.store.settings_of(&[user]).await, Ok(vec![later]));
     }
 
     fn registration() -> Registration {

@@ -220,7 +220,8 @@ impl RoundParts<'_> {
 
     fn post(&self, report: PresenceReport<ConnKey>, shards: &[ShardHandle]) {
         let names = |users: Vec<UserId>| users.iter().map(UserId::to_string).collect();
-        let PresenceReport { conversation, watchers, online, offline, is_complete, is_last } = report;
+        let (is_complete, is_last) = (report.is_complete(), report.is_last());
+        let PresenceReport { conversation, watchers, online, offline, .. } = report;
         let presence = pb::Presence {
             conversation: conversation.to_string(),
             online: names(online),

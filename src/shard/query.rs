@@ -28,7 +28,10 @@ use super::{
 use crate::{
     clock::wall_ms,
     config::AllowAction,
-    conversation::{consistent::ConsistentReads, mark_read, reader::Reader, recall::RecallOutcome, sync},
+    conversation::{
+        consistent::ConsistentReads, mark_read, read_position::OwnConversation, reader::Reader,
+        recall::RecallOutcome, sync,
+    },
     hooks::HookVerdict,
     limits::LimitRefusal,
     mail::{Decision, Mail, QueryResult},
@@ -178,7 +181,10 @@ impl<I: Io> Shard<I> {
             }
             let reads = ConsistentReads::new(&cluster, &reads, &user);
             let store = &*cluster.ports.store;
-            let check = |above| recaller.check(store, &user, &conversation, seq, above, wall_ms());
+            let check = |above| {
+                let own = OwnConversation::new(store, &user, &conversation, above);
+                recaller.check(own, seq, wall_ms())
+            };
             let ack = match reads.checked(&conversation, check).await? {
                 RecallOutcome::Done(ack) => ack,
                 RecallOutcome::Allowed(recall) => {

@@ -380,10 +380,7 @@ impl Store for PostgresStore {
     }
 
     async fn save_marks(&self, changes: &[(UserId, ConversationId, Personal)]) -> Result<(), StoreError> {
-        if changes.is_empty() {
-            return Ok(());
-        }
-        send(&self.core, MarksUpdate(changes.to_vec())).await
+        marks::save_marks(&self.core, changes).await
     }
 
     async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {

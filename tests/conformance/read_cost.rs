@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidegate::{
     conversation::{
         hide, history,
-        read_position::BeyondHead,
+        read_position::{BeyondHead, OwnConversation},
         reader::Reader,
         sync::{self, Positions},
     },
@@ -130,8 +130,9 @@ async fn x6_scattered_seqs_are_pulled_and_hidden_in_two_calls() {
     let (seqs, calls) = world.count(pull(&*world.store, Which::Seqs(odd.clone()))).await;
     assert_eq!((seqs, calls), (odd.clone(), 2));
     let bob = user("bob");
-    let (place, above) = (group("g"), BeyondHead::Nothing);
-    let hide = hide::hide(&*world.store, &bob, &place, &odd, above);
+    let place = group("g");
+    let own = OwnConversation::new(&*world.store, &bob, &place, BeyondHead::Nothing);
+    let hide = hide::hide(own, &odd);
     let (hidden, calls) = world.count(hide).await;
     assert_eq!((hidden.unwrap(), calls), (odd, 2));
 }

@@ -62,6 +62,7 @@ use self::{
     },
     personal::{
         bound_is_kept_with_marks_and_cuts_what_the_user_reads,
+        bound_that_is_set_again_comes_after_one_that_was_in_between,
         forgotten_marks_and_settings_start_from_nothing, member_view_has_cleared_and_hidden_entries,
         push_preferences_are_kept_with_marks_and_settings, rejoined_member_keeps_every_stay,
         s23_s24_marks_only_move_forward_in_the_member_view, stays_with_equal_start_are_all_kept,
@@ -130,6 +131,7 @@ suite! {
         user_settings_are_kept_one_by_one
         push_preferences_are_kept_with_marks_and_settings
         bound_is_kept_with_marks_and_cuts_what_the_user_reads
+        bound_that_is_set_again_comes_after_one_that_was_in_between
         what_is_above_the_bound_can_be_hidden_and_cleared
         forgotten_marks_and_settings_start_from_nothing
         revocations_are_numbered_in_the_order_of_their_storage

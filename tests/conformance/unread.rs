@@ -5,14 +5,19 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use proptest::prelude::*;
 use tidegate::{
-    conversation::{clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, sync},
+    conversation::{
+        clear, hide, history, mark_read,
+        read_position::{BeyondHead, OwnConversation},
+        reader::Reader,
+        sync,
+    },
     embedded::EmbeddedStore,
     fault::{Fault, FaultPlan, Faulty, Gate},
     store::{Mark, MemoryStore, Store},
 };
 use tidegate_protocol::{
     Code,
-    id::ConversationId,
+    id::{ConversationId, UserId},
     machine::{
         ledger::Outcome,
         session::{Pull, Which},
@@ -28,6 +33,11 @@ use super::{
 };
 
 const USERS: [&str; 3] = ["ann", "bob", "cid"];
+
+/// Returns the conversation of a user, of which the store has everything.
+fn own<'a>(store: &'a dyn Store, user: &'a UserId, conversation: &'a ConversationId) -> OwnConversation<'a> {
+    OwnConversation::new(store, user, conversation, BeyondHead::Nothing)
+}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -209,8 +219,8 @@ impl World {
             }
             Op::Read(who, tenths) => {
                 let seq = last * tenths / 10;
-                let read =
-                    mark_read::read(&*self.store, &user(USERS[who]), &g, seq, BeyondHead::Nothing).await;
+                let reader = user(USERS[who]);
+                let read = mark_read::read(own(&*self.store, &reader, &g), seq).await;
                 if self.naive.ever[who] {
                     let seq = seq.max(self.naive.pruned_to).min(self.naive.max(who));
                     let moved = seq > self.naive.read[who];
@@ -250,8 +260,8 @@ impl World {
     }
 
     async fn clear(&mut self, who: usize, seq: u64) {
-        let cleared =
-            clear::clear(&*self.store, &user(USERS[who]), &group("g"), seq, BeyondHead::Nothing).await;
+        let (user, g) = (user(USERS[who]), group("g"));
+        let cleared = clear::clear(own(&*self.store, &user, &g), seq).await;
         if !self.naive.ever[who] {
             return assert_eq!(cleared, Err((Code::NotAMember, "")));
         }
@@ -263,7 +273,7 @@ impl World {
 
     async fn bound(&mut self, who: usize, seq: Option<u64>) {
         let (store, bob, g) = (&*self.store, user(USERS[who]), group("g"));
-        let bound = clear::bound(store, &bob, &g, seq, BeyondHead::Nothing).await;
+        let bound = clear::bound(own(store, &bob, &g), seq).await;
         if !self.naive.ever[who] {
             return assert_eq!(bound, Err((Code::NotAMember, "")));
         }
@@ -276,8 +286,8 @@ impl World {
 
     async fn hide(&mut self, who: usize, seqs: BTreeSet<u64>) {
         let asked: Vec<u64> = seqs.iter().copied().collect();
-        let hidden =
-            hide::hide(&*self.store, &user(USERS[who]), &group("g"), &asked, BeyondHead::Nothing).await;
+        let (user, g) = (user(USERS[who]), group("g"));
+        let hidden = hide::hide(own(&*self.store, &user, &g), &asked).await;
         if !self.naive.ever[who] {
             return assert_eq!(hidden, Err((Code::NotAMember, "")));
         }
@@ -453,9 +463,8 @@ async fn retention_during_a_mark_leaves_no_wrong_count() {
         (0..page).for_each(|_| plan.plan("page", Fault::None));
         plan.plan("page", Fault::Hold(gate.clone()));
         let faulty: Arc<dyn Store> = Arc::new(Faulty::new(store, plan));
-        let read = tokio::spawn(async move {
-            mark_read::read(&*faulty, &user("ann"), &group("g"), 3, BeyondHead::Nothing).await
-        });
+        let read =
+            tokio::spawn(async move { mark_read::read(own(&*faulty, &user("ann"), &group("g")), 3).await });
         while gate.reached() == 0 && !read.is_finished() {
             tokio::task::yield_now().await;
         }

@@ -1,6 +1,6 @@
 //! Changes: each has a place among those of its kind, and is recorded whatever becomes of its caller.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     extract::Request,
@@ -9,7 +9,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use tidegate_protocol::{Code, id::MsgId};
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::timeout,
+};
 
 use super::{
     AdminGate, Draft,
@@ -29,6 +32,31 @@ const MESSAGE_PATH: &str = "/v1/messages";
 /// Id for the message of a request that names none. The gate makes it, so that it is known whatever becomes of the request.
 #[derive(Clone)]
 pub(in crate::api) struct MessageIdForNow(pub(in crate::api) MsgId);
+
+/// Presence of the caller of a change. The change goes on without it, except for work that must not undo what the caller does
+/// next.
+#[derive(Clone)]
+pub(in crate::api) struct CallerPresence(watch::Receiver<()>);
+
+impl CallerPresence {
+    /// Does work until it has taken `max`, or the caller has left; `None` if it is ended early. It is dropped then, before an
+    /// answer.
+    pub(in crate::api) async fn during<T>(
+        mut self,
+        max: Duration,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let left = async { while self.0.changed().await.is_ok() {} };
+        let awaited = async {
+            tokio::select! {
+                biased;
+                () = left => None,
+                done = work => Some(done),
+            }
+        };
+        timeout(max, awaited).await.unwrap_or(None)
+    }
+}
 
 /// Place of a change among those of its kind.
 enum ChangePlace {
@@ -77,6 +105,8 @@ pub(super) async fn change(mut draft: Draft, actor: Actor, mut request: Request,
         }
     };
     let body_place = request.extensions().get::<LargeBodyPlace>().cloned();
+    let (_stays, presence) = watch::channel(());
+    request.extensions_mut().insert(CallerPresence(presence));
     // A task of its own: the change and its record outlive a caller that leaves, and so do the places that it takes.
     let changed = supervised::spawn("a change by the admin API", async move {
         let _places = (place, body_place);
@@ -99,5 +129,35 @@ pub(super) async fn change(mut draft: Draft, actor: Actor, mut request: Request,
         }
         Ok(Err(panicked)) => panicked.resume(),
         Err(_stopping) => failed(Code::Unknown, "the node stops").into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn work_ends_with_its_time_or_its_caller() {
+        const MAX: Duration = Duration::from_secs(8);
+        let (stays, presence) = watch::channel(());
+        let presence = CallerPresence(presence);
+        let (held, work) = (Arc::new(()), |held: Arc<()>| async move {
+            let _held = held;
+            pending::<()>().await;
+        });
+        assert_eq!(presence.clone().during(MAX, async { 7 }).await, Some(7));
+        assert_eq!(presence.clone().during(MAX, work(Arc::clone(&held))).await, None, "late");
+        assert_eq!(Arc::strong_count(&held), 1, "it is over at the answer");
+        let mut waiting = Box::pin(presence.clone().during(MAX, work(Arc::clone(&held))));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(stays);
+        assert_eq!(waiting.as_mut().now_or_never(), Some(None), "its caller has left");
+        drop(waiting);
+        assert_eq!(presence.during(MAX, async { 7 }).await, None, "not begun");
+        assert_eq!(Arc::strong_count(&held), 1);
     }
 }

@@ -16,12 +16,15 @@ use crate::{
     api::{Api, Problem, access::Caller},
     bans::{Ban, BanRecord, BanSubject, REASON_BYTES_MAX},
     cluster::GuardChange,
-    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut, InvalidGuard},
+    store::{GuardBatch, GuardEntry, GuardKey, GuardKind, GuardOutcome, GuardPut},
 };
 
 /// Entries of a page, and the most that a request may ask for.
 const LIMIT: usize = 50;
 const LIMIT_MAX: usize = 1_000;
+
+/// Shortest and longest time of an entry that has an end, unless its kind has others: 1 s, and about 10 years.
+pub(in crate::api) const TTLS_MS: RangeInclusive<u64> = 1_000..=315_360_000_000;
 
 /// Part of a list that a request asks for.
 #[derive(Deserialize)]
@@ -120,9 +123,8 @@ pub(in crate::api) async fn put_value(
     value: Bytes,
     until_ms: Option<u64>,
 ) -> Result<GuardChange, Problem> {
-    let invalid = |error: InvalidGuard| bad(error.to_string());
-    let entry = GuardEntry::new(key, value, until_ms).map_err(invalid)?;
-    let batch = GuardBatch::new(vec![GuardPut { entry, expected: None }]).map_err(invalid)?;
+    let entry = GuardEntry::new(key, value, until_ms).map_err(|error| bad(error.to_string()))?;
+    let batch = GuardBatch::from(GuardPut { entry, expected: None });
     api.cluster.put_guard(&batch).await.map_err(unavailable)
 }
 

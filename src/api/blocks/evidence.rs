@@ -5,16 +5,13 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tidegate_protocol::Code;
 
-use super::{
-    entries::{bad_id, key},
-    unavailable,
-};
+use super::entries::{bad_id, key, put_value};
 use crate::{
     api::{Api, Problem, extract::IdPath},
     bans::BanSubject,
     cluster::GuardChange,
     evidence::erasable,
-    store::{GuardBatch, GuardEntry, GuardKind, GuardOutcome, GuardPut, InvalidGuard, TOMBSTONE_MS},
+    store::{GuardKind, GuardOutcome, TOMBSTONE_MS},
 };
 
 /// Most scores of the list of evidence.
@@ -51,13 +48,10 @@ pub(in crate::api) async fn erase(
 
 /// Erases the evidence of a subject that is [`erasable`].
 pub(in crate::api) async fn erase_of(api: &Api, subject: &BanSubject) -> Result<GuardChange, Problem> {
-    let invalid = |error: InvalidGuard| bad_id(error.to_string());
     // Nodes that can't read the store for longer have lost their scores, or keep them.
     let until_ms = api.cluster.guard.now_ms().saturating_add(TOMBSTONE_MS);
     let key = key(GuardKind::Erasure, subject)?;
-    let entry = GuardEntry::new(key, Bytes::from_static(b"{}"), Some(until_ms)).map_err(invalid)?;
-    let batch = GuardBatch::from(GuardPut { entry, expected: None });
-    let change = api.cluster.put_guard(&batch).await.map_err(unavailable)?;
+    let change = put_value(api, key, Bytes::from_static(b"{}"), Some(until_ms)).await?;
     if let GuardOutcome::Full(_) = change.outcome {
         let why = "too many erasures at a time; repeat it in ten minutes";
         return Err(Problem(Code::Overloaded, why.to_owned()));

@@ -19,12 +19,13 @@ use super::{
     NUMBER_MAX, READ_TIMEOUT, ReadCaller, bad, conversation,
     entries::state,
     of_user::{may_read_content, never_in, read_one},
+    turns::not_confirmed,
     user,
 };
 use crate::{
     api::{
         Api, Problem,
-        access::Caller,
+        access::{Caller, CallerPresence},
         extract::{IdPath, JsonObject, named},
     },
     mail::Refusal,
@@ -72,6 +73,7 @@ pub(in crate::api) struct HideRequest {
 pub(in crate::api) async fn change(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
+    Extension(presence): Extension<CallerPresence>,
     IdPath((id, of)): IdPath<(String, String)>,
     JsonObject(body): JsonObject<MarksChange>,
 ) -> Result<Json<Value>, Problem> {
@@ -79,6 +81,7 @@ pub(in crate::api) async fn change(
     if body.read_seq.is_none() && body.min_seq.is_none() && body.max_seq.is_none() && body.push.is_none() {
         return Err(bad("name readSeq, minSeq, maxSeq or push"));
     }
+    let marks = MarksOf { api: &api, caller: &caller, user: &user, conversation: &conversation };
     let push = body.push.map(|word| word.as_deref().map(push).transpose()).transpose()?;
     if body.read_seq.max(body.min_seq) > Some(NUMBER_MAX) {
         return Err(bad(format!("readSeq, minSeq: at most {NUMBER_MAX}")));
@@ -87,47 +90,21 @@ pub(in crate::api) async fn change(
         if seq.is_some_and(|seq| !(1..=NUMBER_MAX).contains(&seq)) {
             return Err(bad(format!("maxSeq: from 1 to {NUMBER_MAX}, or null, which removes the bound")));
         }
-        set(&api, &caller, &user, &conversation, MarkSetting::Bound(seq)).await?;
+        marks.set(presence.clone(), MarkSetting::Bound(seq)).await?;
     }
     if let Some(seq) = body.read_seq {
-        let query = ClientQuery::Read { conversation: conversation.clone(), seq };
-        apply(&api, &caller, &user, &conversation, query).await?;
+        marks.apply(ClientQuery::Read { conversation: conversation.clone(), seq }).await?;
     }
     if let Some(seq) = body.min_seq {
-        let query = ClientQuery::Clear { conversation: conversation.clone(), seq: seq.saturating_sub(1) };
-        apply(&api, &caller, &user, &conversation, query).await?;
+        let seq = seq.saturating_sub(1);
+        marks.apply(ClientQuery::Clear { conversation: conversation.clone(), seq }).await?;
     }
     if let Some(push) = push {
-        set(&api, &caller, &user, &conversation, MarkSetting::Push(push)).await?;
+        marks.set(presence, MarkSetting::Push(push)).await?;
     }
     let with_last = may_read_content(&caller);
     let listed = read_one(&api, &caller, &user, conversation, with_last).await?;
     Ok(Json(state(&listed, user.as_str(), with_last)))
-}
-
-/// Sets or removes a setting of a user for a conversation. It changes both ways, so a request that takes longer than its caller
-/// waits ends: it should not undo a later one, which it still can if the store already has it.
-async fn set(
-    api: &Api,
-    caller: &Caller,
-    user: &UserId,
-    conversation: &ConversationId,
-    setting: MarkSetting,
-) -> Result<(), Problem> {
-    let (api, key, user, conversation) =
-        (api.clone(), ReadCaller::new(caller), user.clone(), conversation.clone());
-    in_task(async move {
-        let reads = key.reads(&api).waiting_at_most(READ_TIMEOUT);
-        let work = async {
-            match setting {
-                MarkSetting::Bound(seq) => reads.bound(&user, &conversation, seq).await,
-                MarkSetting::Push(push) => reads.prefer(&user, &conversation, push).await,
-            }
-        };
-        let late = (Code::StoreUnavailable, "not done in time; it may be done later, and can be repeated");
-        timeout(CHANGE_TIMEOUT, work).await.unwrap_or(Err(late))
-    })
-    .await
 }
 
 /// Hides entries for the user.
@@ -145,7 +122,8 @@ pub(in crate::api) async fn hide(
     seqs.sort_unstable();
     seqs.dedup();
     let query = ClientQuery::Hide { conversation: conversation.clone(), seqs: seqs.clone() };
-    let now = match apply(&api, &caller, &user, &conversation, query).await? {
+    let marks = MarksOf { api: &api, caller: &caller, user: &user, conversation: &conversation };
+    let now = match marks.apply(query).await? {
         Some(FrameBody::Hidden(hidden)) => hidden.seqs,
         _ => Vec::new(),
     };
@@ -156,40 +134,57 @@ pub(in crate::api) async fn hide(
     Ok(Json(json!({"conversation": conversation.as_str(), "user": user.as_str(), "hidden": hidden})))
 }
 
-/// Makes a change of a user's state, and notifies the user's devices, also if that takes longer than the caller waits.
-async fn apply(
-    api: &Api,
-    caller: &Caller,
-    user: &UserId,
-    conversation: &ConversationId,
-    query: ClientQuery,
-) -> Result<Option<FrameBody>, Problem> {
-    let (api, key, user, conversation) =
-        (api.clone(), ReadCaller::new(caller), user.clone(), conversation.clone());
-    in_task(async move {
-        let reads = key.reads(&api).waiting_at_most(READ_TIMEOUT);
-        let changed = reads.change(&user, &conversation, &query).await?;
-        let Some((seq, body)) = changed else { return Ok(None) };
-        api.reads.devices.notify(&user, &conversation, seq, body.clone(), None);
-        Ok(Some(body))
-    })
-    .await
+/// State of a user in a conversation that a caller changes.
+struct MarksOf<'a> {
+    api: &'a Api,
+    caller: &'a Caller,
+    user: &'a UserId,
+    conversation: &'a ConversationId,
 }
 
-/// Runs a change in a task of its own: a mark that is stored has its event and its notice.
-async fn in_task<T: Send + 'static>(
-    work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-) -> Result<T, Problem> {
-    let task = supervised::spawn("a change of marks", supervised::contained(work));
-    match timeout(CHANGE_TIMEOUT, task).await {
-        Ok(Ok(Ok(changed))) => changed.map_err(|refusal: Refusal| match refusal {
-            (Code::NotAMember, _) => never_in(),
-            other => other.into(),
-        }),
-        Ok(Ok(Err(panicked))) => panicked.resume(),
-        Ok(Err(_)) | Err(_) => {
-            let why = "not done in time; it may be done later, and can be repeated";
-            Err(Problem(Code::StoreUnavailable, why.into()))
+impl MarksOf<'_> {
+    /// Sets or removes a setting of the user for the conversation. It changes both ways, so it ends with the wait of its caller,
+    /// and undoes no later one.
+    async fn set(&self, presence: CallerPresence, setting: MarkSetting) -> Result<(), Problem> {
+        let key = ReadCaller::new(self.caller);
+        let reads = key.reads(self.api).waiting_at_most(READ_TIMEOUT);
+        let work = Box::pin(async {
+            match setting {
+                MarkSetting::Bound(seq) => reads.bound(self.user, self.conversation, seq).await,
+                MarkSetting::Push(push) => reads.prefer(self.user, self.conversation, push).await,
+            }
+        });
+        let set = presence.during(CHANGE_TIMEOUT, work).await;
+        set.ok_or_else(not_confirmed)?.map_err(problem)
+    }
+
+    /// Makes a change that only rises or adds, and notifies the user's devices, in a task of its own: a mark that is stored has
+    /// its event and its notice, also if that takes longer than the caller waits.
+    async fn apply(&self, query: ClientQuery) -> Result<Option<FrameBody>, Problem> {
+        let (api, key) = (self.api.clone(), ReadCaller::new(self.caller));
+        let (user, conversation) = (self.user.clone(), self.conversation.clone());
+        let work = async move {
+            let reads = key.reads(&api).waiting_at_most(READ_TIMEOUT);
+            let changed = reads.change(&user, &conversation, &query).await?;
+            let Some((seq, body)) = changed else { return Ok(None) };
+            api.reads.devices.notify(&user, &conversation, seq, body.clone(), None);
+            Ok(Some(body))
+        };
+        let task = supervised::spawn("a change of marks", supervised::contained(work));
+        match timeout(CHANGE_TIMEOUT, task).await {
+            Ok(Ok(Ok(changed))) => changed.map_err(problem),
+            Ok(Ok(Err(panicked))) => panicked.resume(),
+            Ok(Err(_)) | Err(_) => {
+                let why = "not done in time; it may be done later, and can be repeated";
+                Err(Problem(Code::StoreUnavailable, why.into()))
+            }
         }
+    }
+}
+
+fn problem(refusal: Refusal) -> Problem {
+    match refusal {
+        (Code::NotAMember, _) => never_in(),
+        other => other.into(),
     }
 }

@@ -7,7 +7,11 @@ use tokio::time::timeout;
 
 use super::{READ_TIMEOUT, ReadCaller};
 use crate::{
-    api::{Api, Problem, access::Caller, now_ms},
+    api::{
+        Api, Problem,
+        access::{Caller, CallerPresence},
+        now_ms,
+    },
     cluster::PublishedOffsets,
     conversation::{
         consistent::beyond_head_before_barrier,
@@ -54,6 +58,29 @@ where
             Err(Problem(Code::StoreUnavailable, "the store did not answer in time".into()))
         }
     }
+}
+
+/// Makes a change in a turn of the caller. It ends with the wait of its caller, and undoes no later one.
+pub(in crate::api) async fn change_in_turn<T, F>(
+    api: &Api,
+    caller: &Caller,
+    presence: CallerPresence,
+    change: impl FnOnce(Arc<dyn Store>) -> F,
+) -> Result<T, Problem>
+where
+    F: Future<Output = Result<T, Problem>>,
+{
+    let ReadCaller(key) = ReadCaller::new(caller);
+    let _turn = api.reads.budget.turn(&key).await?;
+    let change = Box::pin(change(Arc::clone(&api.reads.store)));
+    let changed = presence.during(READ_TIMEOUT, change).await;
+    changed.ok_or_else(not_confirmed)?
+}
+
+/// Returns the problem of a change of a setting that has ended with the wait of its caller.
+pub(super) fn not_confirmed() -> Problem {
+    let why = "not confirmed in time: it is done already or not at all, and can be repeated";
+    Problem(Code::StoreUnavailable, why.into())
 }
 
 /// Whether something that the store does not have is known not to exist.

@@ -24,7 +24,10 @@ use crate::{
         extract::{IdPath, JsonObject},
         now_ms,
     },
-    conversation::{consistent::beyond_head, read_position::NOT_STORED},
+    conversation::{
+        consistent::beyond_head,
+        read_position::{NOT_STORED, OwnConversation},
+    },
     ingest::admin::Admin,
     storms::SlowAdmission,
 };
@@ -94,7 +97,8 @@ async fn checked_edit(api: &Api, source: &SendSource, mut edit: Edit) -> Result<
         // Bounded: while the archive is away, the caller tries again.
         let above = timeout(BARRIER_TIMEOUT, beyond_head(cluster, &edit.conversation)).await;
         let above = above.map_err(|_| Problem::from(NOT_STORED))?;
-        let denied = recaller.edit_denial(&*cluster.ports.store, by, &edit, above, now_ms()).await;
+        let own = OwnConversation::new(&*cluster.ports.store, by, &edit.conversation, above);
+        let denied = recaller.edit_denial(own, edit.seq, now_ms()).await;
         edit.denied = match denied.map_err(Problem::from)? {
             None if sender.is_blocked(by, &edit.conversation).await? => Some(Code::Forbidden),
             denied => denied,

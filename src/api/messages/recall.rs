@@ -22,7 +22,11 @@ use super::{
 };
 use crate::{
     api::{Api, Problem, ProblemDetails, extract::IdPath, into_seq, now_ms},
-    conversation::{consistent::beyond_head, read_position::NOT_STORED, recall::RecallOutcome},
+    conversation::{
+        consistent::beyond_head,
+        read_position::{NOT_STORED, OwnConversation},
+        recall::RecallOutcome,
+    },
     store::ConversationSeq,
 };
 
@@ -118,8 +122,8 @@ async fn check(
     let cluster = &api.cluster;
     // Bounded: while the archive is away, the caller tries again.
     let above = timeout(BARRIER_TIMEOUT, beyond_head(cluster, conversation)).await.map_err(|_| NOT_STORED)?;
-    let (store, recaller) = (&*cluster.ports.store, &api.messages.parts.recaller);
-    let checked = recaller.check(store, by, conversation, of, above, now_ms()).await;
+    let own = OwnConversation::new(&*cluster.ports.store, by, conversation, above);
+    let checked = api.messages.parts.recaller.check(own, of, now_ms()).await;
     match checked.map_err(|(code, message)| Problem(code, message.to_owned()))? {
         RecallOutcome::Done(ack) => Ok(Some((ack.seq, ack.time))),
         RecallOutcome::Allowed(_) => Ok(None),

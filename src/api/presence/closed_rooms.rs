@@ -13,7 +13,7 @@ use crate::{
     api::{
         Api, Problem, ProblemDetails,
         access::Caller,
-        blocks::entries::{RecordToPut, bad, put_record, record_view, remove_record, with_change},
+        blocks::entries::{RecordToPut, TTLS_MS, bad, put_record, record_view, remove_record, with_change},
         conversations::{
             Parameters,
             cursor::{CursorPosition, ListName},
@@ -24,10 +24,6 @@ use crate::{
     cluster::{CLOSED_ROOMS_MAX, ClosedRooms},
     store::{GuardKey, GuardKind, GuardOutcome, TOMBSTONE_MS},
 };
-
-/// Shortest and longest time for which a room may be closed: 1 s, and about 10 years.
-const TTL_MS_MIN: u64 = 1_000;
-const TTL_MS_MAX: u64 = 315_360_000_000;
 
 /// List of the closed rooms.
 const CLOSED_ROOMS: ListName<'static> = ListName { name: "closed-rooms", filters: &[] };
@@ -77,8 +73,7 @@ pub(in crate::api) async fn change(
         return Ok(Json(with_change(with_closure(shown, None), &change)));
     }
     refuse_beyond_max(&api.cluster.closed_rooms, &room)?;
-    let ttls = TTL_MS_MIN..=TTL_MS_MAX;
-    let record = RecordToPut { key, reason: parse_reason(reason)?, ttl_ms, ttls };
+    let record = RecordToPut { key, reason: parse_reason(reason)?, ttl_ms, ttls: TTLS_MS };
     let (closure, change) = put_record(&api, &caller, record).await?;
     if let GuardOutcome::Full(kind) = change.outcome {
         let (max, minutes) = (kind.entries_max(), TOMBSTONE_MS / 60_000);

@@ -18,11 +18,11 @@ use super::{
 use crate::{
     api::{
         Api, Problem,
-        access::Caller,
+        access::{Caller, CallerPresence},
         blocks::{entries::bans_of, suspensions::suspensions_of},
         conversations::{
             marks,
-            turns::{in_turn, unavailable},
+            turns::{change_in_turn, in_turn, unavailable},
         },
         extract::{IdPath, JsonObject},
     },
@@ -88,20 +88,21 @@ pub(in crate::api) struct PersonPatch {
 pub(in crate::api) async fn change(
     State(api): State<Api>,
     Extension(caller): Extension<Caller>,
+    Extension(presence): Extension<CallerPresence>,
     IdPath(name): IdPath<String>,
     JsonObject(body): JsonObject<PersonPatch>,
 ) -> Result<Json<Value>, Problem> {
     let user = parse_user(&name)?;
     let push = body.push.as_deref().map(marks::push).transpose()?;
-    let presence = body.presence.as_deref().map(visibility).transpose()?;
-    if push.is_none() && presence.is_none() {
+    let visible = body.presence.as_deref().map(visibility).transpose()?;
+    if push.is_none() && visible.is_none() {
         return Err(Problem(Code::BadContent, "set push or presence".into()));
     }
-    let now = UserSettings { push, presence, ..UserSettings::default() };
-    let work = move |store: Arc<dyn Store>, ()| async move {
+    let now = UserSettings { push, presence: visible, ..UserSettings::default() };
+    let work = move |store: Arc<dyn Store>| async move {
         store.merge_settings(&user, now).await.map_err(unavailable)
     };
-    let stored = in_turn(&api, &caller, async {}, work).await?;
+    let stored = change_in_turn(&api, &caller, presence, work).await?;
     Ok(Json(json!({"user": name, "settings": settings(&stored)})))
 }
 

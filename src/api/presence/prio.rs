@@ -8,17 +8,13 @@ use tidegate_protocol::{Code, id::UserId};
 use crate::{
     api::{
         Api, Problem,
-        blocks::entries::{bad, end_of, put_value, remove_record, with_change},
+        blocks::entries::{TTLS_MS, bad, end_of, put_value, remove_record, with_change},
         extract::{IdPath, JsonObject},
     },
     cluster::{GuardChange, PriorityHandler},
     priorities::CLASS_MAX,
     store::{GuardKey, GuardKind, GuardOutcome},
 };
-
-/// Shortest and longest time of a priority that has an end: 1 s, and about 10 years.
-const TTL_MS_MIN: u64 = 1_000;
-const TTL_MS_MAX: u64 = 315_360_000_000;
 
 /// Body of a change.
 #[derive(Deserialize)]
@@ -49,7 +45,7 @@ pub(in crate::api) async fn set(
     if prio > CLASS_MAX {
         return Err(bad(format!("prio: 0 to {CLASS_MAX}")));
     }
-    let until_ms = end_of(ttl_ms, &(TTL_MS_MIN..=TTL_MS_MAX), api.cluster.guard.now_ms())?;
+    let until_ms = end_of(ttl_ms, &TTLS_MS, api.cluster.guard.now_ms())?;
     let change = put_value(&api, key(&id)?, PriorityHandler::encode(prio), until_ms).await?;
     if let GuardOutcome::Full(_) = change.outcome {
         return Err(Problem(Code::Conflict, "the store has the maximum number of priorities".to_owned()));

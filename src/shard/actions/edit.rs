@@ -24,7 +24,7 @@ use crate::{
     clock::wall_ms,
     cluster::Cluster,
     config::AllowAction,
-    conversation::consistent::ConsistentReads,
+    conversation::{consistent::ConsistentReads, read_position::OwnConversation},
     hooks::HookVerdict,
     ingest::intake,
     mail::{QueryResult, Refusal},
@@ -81,7 +81,10 @@ impl<I: Io> Shard<I> {
             };
             let reads = ConsistentReads::new(&cluster, &reads, &user);
             let store = &*cluster.ports.store;
-            let check = |above| recaller.edit_denial(store, &user, &edit, above, wall_ms());
+            let check = |above| {
+                let own = OwnConversation::new(store, &user, &edit.conversation, above);
+                recaller.edit_denial(own, edit.seq, wall_ms())
+            };
             let denied = reads.checked(&edit.conversation, check).await?;
             edit.denied = match denied {
                 None if is_blocked => Some(Code::Forbidden),

@@ -67,18 +67,15 @@ impl<I: Io> Shard<I> {
     ) {
         let is_open = conn.is_open();
         let Some(login) = conn.login.as_mut().filter(|_| is_open) else { return };
-        let refusal = if members > WATCH_MEMBERS_MAX {
-            Code::Forbidden.error(GROUP_TOO_LARGE)
-        } else {
-            login.is_watching = true;
-            match self.context.watches.watch(conn.key, &login.route.user, conversation, members) {
-                Ok(()) => return conn.session.query_done(id, &mut self.buffers.actions),
-                Err(WatchRefusal::Off) => Code::Unsupported.error(OFF),
-                Err(WatchRefusal::DirectOff) => Code::Unsupported.error(DIRECT_OFF),
-                Err(WatchRefusal::ConnectionFull) => Code::TooManyWatches.error(""),
-                Err(WatchRefusal::UserFull) => Code::TooManyWatches.error(USER_FULL),
-                Err(WatchRefusal::NodeFull) => Code::Overloaded.error_after(NODE_FULL, NODE_FULL_WAIT),
-            }
+        login.is_watching = true;
+        let refusal = match self.context.watches.watch(conn.key, &login.route.user, conversation, members) {
+            Ok(()) => return conn.session.query_done(id, &mut self.buffers.actions),
+            Err(WatchRefusal::GroupTooLarge) => Code::Forbidden.error(GROUP_TOO_LARGE),
+            Err(WatchRefusal::Off) => Code::Unsupported.error(OFF),
+            Err(WatchRefusal::DirectOff) => Code::Unsupported.error(DIRECT_OFF),
+            Err(WatchRefusal::ConnectionFull) => Code::TooManyWatches.error(""),
+            Err(WatchRefusal::UserFull) => Code::TooManyWatches.error(USER_FULL),
+            Err(WatchRefusal::NodeFull) => Code::Overloaded.error_after(NODE_FULL, NODE_FULL_WAIT),
         };
         conn.session.query_deferred(id, refusal, &mut self.buffers.actions);
     }

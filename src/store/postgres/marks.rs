@@ -1,6 +1,9 @@
 //! Marks and settings of users, and their removal. Rows are locked in the order of their names, which prevents deadlocks.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
 use async_trait::async_trait;
 use tidegate_protocol::{
@@ -10,7 +13,7 @@ use tidegate_protocol::{
 
 use super::{
     Core, PostgresStore,
-    batcher::{BatchedQuery, Batcher},
+    batcher::{BatchedQuery, Batcher, send},
     codec::{self, Reader, big},
     error::{PostgresError, damaged},
     session::{Session, call},
@@ -63,7 +66,7 @@ const DELETE_MARKS: &str = "DELETE FROM marks WHERE user_id = $1 AND conversatio
 const DELETE_SETTINGS: &str = "DELETE FROM wishes WHERE user_id = $1";
 
 /// Change of one user's state in one conversation.
-pub(super) type Change = (UserId, ConversationId, Personal);
+type Change = (UserId, ConversationId, Personal);
 
 /// Columns of marks.
 #[derive(Default)]
@@ -91,10 +94,10 @@ impl<'a> MarkColumns<'a> {
     }
 }
 
-pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Result<(), PostgresError> {
+async fn save_all(session: &mut Session, updates: &[&MarksUpdate]) -> Result<(), PostgresError> {
     let mut of_pair: BTreeMap<(&str, &str), Vec<&Personal>> = BTreeMap::new();
-    for (user, conversation, change) in changes {
-        of_pair.entry((user.as_str(), conversation.as_str())).or_default().push(change);
+    for (user, conversation, _) in updates.iter().flat_map(|it| &it.changes) {
+        of_pair.entry((user.as_str(), conversation.as_str())).or_default();
     }
     let (users, conversations): (Vec<&str>, Vec<&str>) = of_pair.keys().copied().unzip();
     let new = call(INSERT_MARKS, &[&users, &conversations]);
@@ -105,6 +108,11 @@ pub(super) async fn save_marks(session: &mut Session, changes: &[Change]) -> Res
         let mut reader = Reader::new(row);
         let index = reader.index()?;
         *states.get_mut(index).ok_or_else(damaged)? = Some(reader.user_state()?);
+    }
+    // Later changes wait for the locks. So a change is made before those that begin after its caller has left, or not at all.
+    for (user, conversation, change) in updates.iter().filter(|it| it.has_caller()).flat_map(|it| &it.changes)
+    {
+        of_pair.entry((user.as_str(), conversation.as_str())).or_default().push(change);
     }
     let mut marks = MarkColumns::default();
     for (((user, conversation), changes), state) in of_pair.iter().zip(states) {
@@ -165,8 +173,27 @@ pub(super) async fn merge_settings(
     Ok(settings)
 }
 
+/// Makes changes of marks. If the call is dropped, each is made before all changes of calls that begin later, or not at all.
+pub(super) async fn save_marks(core: &Arc<Core>, changes: &[Change]) -> Result<(), StoreError> {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let caller = Arc::new(());
+    send(core, MarksUpdate { changes: changes.to_vec(), caller: Arc::downgrade(&caller) }).await
+}
+
 /// Changes of marks, in one transaction. One batch at a time, so that the changes of a user keep their order.
-pub(super) struct MarksUpdate(pub(super) Vec<Change>);
+pub(super) struct MarksUpdate {
+    changes: Vec<Change>,
+    /// Upgradable while the caller waits.
+    caller: Weak<()>,
+}
+
+impl MarksUpdate {
+    fn has_caller(&self) -> bool {
+        self.caller.strong_count() > 0
+    }
+}
 
 impl BatchedQuery for MarksUpdate {
     type Reply = ();
@@ -174,7 +201,7 @@ impl BatchedQuery for MarksUpdate {
     const BATCH_SIZE_MAX: usize = 500;
 
     fn size(&self) -> usize {
-        self.0.len()
+        self.changes.len()
     }
 
     fn batcher(core: &Core) -> &Batcher<Self> {
@@ -182,9 +209,7 @@ impl BatchedQuery for MarksUpdate {
     }
 
     async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<()>, StoreError> {
-        let all: Vec<Change> = batch.iter().flat_map(|it| it.0.iter().cloned()).collect();
-        let all = &all[..];
-        core.run(move || async move { save_marks(&mut core.readers().await?, all).await }).await?;
+        core.run(move || async move { save_all(&mut core.readers().await?, batch).await }).await?;
         Ok(vec![(); batch.len()])
     }
 }

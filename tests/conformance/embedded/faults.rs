@@ -1,6 +1,9 @@
 //! A disk that fails or is full: what is confirmed, what is refused, and what still works.
 
-use tidegate::conversation::{mark_read, read_position::BeyondHead};
+use tidegate::conversation::{
+    mark_read,
+    read_position::{BeyondHead, OwnConversation},
+};
 
 use super::*;
 
@@ -74,8 +77,11 @@ async fn refused_mark_is_confirmed_to_a_retry_only_after_its_sync() {
     let disk = TestDisk::new();
     let mut small = Small::start(&disk).await;
     small.say(&["m1", "m2"], 0).await;
-    let read =
-        async |seq| mark_read::read(&*small.store, &user("bob"), &direct(), seq, BeyondHead::Nothing).await;
+    let (bob, place) = (user("bob"), direct());
+    let read = async |seq| {
+        let own = OwnConversation::new(&*small.store, &bob, &place, BeyondHead::Nothing);
+        mark_read::read(own, seq).await
+    };
     assert!(read(1).await.unwrap().is_some());
     disk.sync_errno.store(ENOSPC, Ordering::SeqCst);
     disk.set(0, 0);

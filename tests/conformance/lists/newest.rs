@@ -7,7 +7,7 @@ use tidegate::{
     conversation::{
         hide, mark_read,
         newest::{NEWEST_MAX, NewestPosition, NewestRequest, newest},
-        read_position::BeyondHead,
+        read_position::{BeyondHead, OwnConversation},
         reader::Reader,
         unread::View,
     },
@@ -115,11 +115,15 @@ impl World {
             }
             Op::Read(at, tenths) => {
                 let seq = self.seq(at, tenths).await;
-                mark_read::read(&*self.store, &ann, &place(at), seq, BeyondHead::Nothing).await.ok();
+                let place = place(at);
+                let own = OwnConversation::new(&*self.store, &ann, &place, BeyondHead::Nothing);
+                mark_read::read(own, seq).await.ok();
             }
             Op::Hide(at, tenths) => {
                 let seq = self.seq(at, tenths).await.max(1);
-                hide::hide(&*self.store, &ann, &place(at), &[seq], BeyondHead::Nothing).await.ok();
+                let place = place(at);
+                let own = OwnConversation::new(&*self.store, &ann, &place, BeyondHead::Nothing);
+                hide::hide(own, &[seq]).await.ok();
             }
         }
     }

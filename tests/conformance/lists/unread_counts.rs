@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tidegate::{
     conversation::{
         mark_read,
-        read_position::BeyondHead,
+        read_position::{BeyondHead, OwnConversation},
         unread_counts::{UnreadCount, count},
     },
     fault::{Fault, FaultPlan, Faulty, Gate},
@@ -57,7 +57,9 @@ async fn counts_are_in_order_and_follow_marks_and_settings() {
     let users: Vec<UserId> = ["calm", "eve", "busy", "loud", "calm"].map(user).into();
     let counts = count(&*store, &users, None, 0, TIME).await.unwrap();
     assert_eq!(counts, [counted(2, 1), counted(0, 0), counted(301, 301), counted(0, 0), counted(2, 1)]);
-    mark_read::read(&*store, &user("calm"), &pair("calm", "ann"), 1, BeyondHead::Nothing).await.unwrap();
+    let (calm, direct) = (user("calm"), pair("calm", "ann"));
+    let own = OwnConversation::new(&*store, &calm, &direct, BeyondHead::Nothing);
+    mark_read::read(own, 1).await.unwrap();
     assert_eq!(count(&*store, &users[..1], None, 0, TIME).await.unwrap(), [counted(1, 1)]);
     let capped = count(&*store, &users, Some(2), 0, TIME).await.unwrap();
     assert_eq!(capped[0], counted(1, 1), "not above the cap");

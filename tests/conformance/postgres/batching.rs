@@ -13,7 +13,7 @@ use tidegate_protocol::{
     id::ConversationId,
     machine::ledger::{Delta, Loaded, Need, message_key},
     record::Body,
-    settings::UserSettings,
+    settings::{Push, UserSettings},
 };
 use tokio::time::timeout;
 
@@ -158,6 +158,28 @@ async fn marks_of_many_readers_share_few_transactions() {
     let [six, seven, eight] = <[_; 3]>::try_from(join_all(three).await).unwrap();
     assert!(matches!(seven, Err(StoreError::Damaged(_))), "{seven:?}");
     assert_eq!((six, eight), (Ok(()), Ok(())));
+}
+
+/// A batch that is in flight waits for a lock, while the caller of a change in it leaves, and another node makes a later one.
+#[tokio::test]
+async fn change_whose_caller_has_left_undoes_no_later_one() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let prefer = async |push| store.save_marks(&[(user("ann"), direct(), Personal::Push(Some(push)))]).await;
+    prefer(Push::All).await.unwrap();
+    let mut client = database.client().await;
+    let other = client.transaction().await.unwrap();
+    other.execute("SELECT FROM marks WHERE user_id = 'ann' FOR UPDATE", &[]).await.unwrap();
+    let mut late = Box::pin(prefer(Push::None));
+    assert!(poll_fn(|context| Poll::Ready(late.as_mut().poll(context))).await.is_pending());
+    waiting(&database, 1).await;
+    drop(late);
+    other.execute("UPDATE marks SET push = 'mentions' WHERE user_id = 'ann'", &[]).await.unwrap();
+    other.commit().await.unwrap();
+    // Its batch comes after that of the change.
+    store.save_marks(&[(user("bob"), direct(), Personal::Push(None))]).await.unwrap();
+    let kept = "SELECT count(*) FROM marks WHERE user_id = 'ann' AND push = 'mentions'";
+    assert_eq!(database.number(kept).await, 1);
 }
 
 /// Each message has the key of its id looked up: many partitions share one round trip.

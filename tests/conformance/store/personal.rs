@@ -4,8 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate::{
     conversation::{
-        clear, hide, history, mark_read, read_position::BeyondHead, reader::Reader, sync, unread_counts,
+        clear, hide, history, mark_read,
+        read_position::{BeyondHead, OwnConversation},
+        reader::Reader,
+        sync, unread_counts,
     },
+    fault::{Fault, FaultPlan, Faulty, Gate},
     store::{Hidden, Mark, Personal, Store, UserState},
 };
 use tidegate_protocol::{
@@ -147,7 +151,8 @@ pub(super) async fn bound_is_kept_with_marks_and_cuts_what_the_user_reads(store:
         assert_eq!(rows[0].member_view.level, level);
         level
     };
-    let set = async |seq| clear::bound(store, &bob, &d, seq, BeyondHead::Nothing).await.unwrap();
+    let own = OwnConversation::new(store, &bob, &d, BeyondHead::Nothing);
+    let set = async |seq| clear::bound(own, seq).await.unwrap();
     let state = async || {
         let found = sync::states(store, &reader, &sync::Positions::default(), None, 9).await.unwrap();
         let state: &pb::ConversationState = &found.states[0];
@@ -163,7 +168,7 @@ pub(super) async fn bound_is_kept_with_marks_and_cuts_what_the_user_reads(store:
     let page = history::pull(store, &reader, &pull).await.unwrap();
     let seqs: Vec<u64> = page.messages.iter().map(|push| push.seq).collect();
     assert_eq!((seqs, page.complete_to), (vec![3, 2, 1], 3));
-    let read = mark_read::read(store, &bob, &d, 9, BeyondHead::Nothing).await.unwrap();
+    let read = mark_read::read(own, 9).await.unwrap();
     assert_eq!(read, Some(Mark { seq: 3, messages: 3, own: 1 }), "not beyond the bound");
     set(Some(99)).await;
     assert_eq!(kept().await.bound, Some(Mark { seq: 4, messages: 4, own: 1 }), "not beyond the end");
@@ -188,17 +193,42 @@ pub(super) async fn what_is_above_the_bound_can_be_hidden_and_cleared(store: &Ar
         let ranges: Vec<(u64, u64)> = page.expired.iter().map(|range| (range.first, range.last)).collect();
         (page.messages.iter().map(|push| push.seq).collect::<Vec<_>>(), ranges, page.complete_to)
     };
-    clear::bound(store, &bob, &d, Some(2), BeyondHead::Nothing).await.unwrap();
-    let hidden = hide::hide(store, &bob, &d, &[3, 5, 9], BeyondHead::Nothing).await;
+    let own = OwnConversation::new(store, &bob, &d, BeyondHead::Nothing);
+    clear::bound(own, Some(2)).await.unwrap();
+    let hidden = hide::hide(own, &[3, 5, 9]).await;
     assert_eq!(hidden, Ok(vec![3, 5]), "nothing is stored above the fifth");
     assert_eq!(page(Which::Before(u64::MAX)).await, (vec![2, 1], vec![], 2), "from the bound");
     assert_eq!(page(Which::Before(5)).await, (vec![2, 1], vec![(3, 4)], 4), "from what was pushed");
     assert_eq!(page(Which::Before(9)).await, (vec![2, 1], vec![(3, 5)], 5));
-    let cleared = clear::clear(store, &bob, &d, 4, BeyondHead::Nothing).await.unwrap();
+    let cleared = clear::clear(own, 4).await.unwrap();
     assert_eq!(cleared, Some(Mark { seq: 4, messages: 4, own: 0 }));
     assert_eq!(page(Which::Before(u64::MAX)).await, (vec![], vec![(1, 2)], 2));
-    clear::bound(store, &bob, &d, None, BeyondHead::Nothing).await.unwrap();
+    clear::bound(own, None).await.unwrap();
     assert_eq!(page(Which::Before(u64::MAX)).await, (vec![], vec![(1, 5)], 5), "nothing comes back");
+}
+
+/// A late change of the bound is written between the read and the write of one that sets the bound that it has read.
+pub(super) async fn bound_that_is_set_again_comes_after_one_that_was_in_between(store: &Arc<dyn Store>) {
+    let mut owner = Owner::take_over(store, 0, 1).await;
+    owner.run(&["m1", "m2", "m3"].map(say)).await;
+    let (bob, d) = (user("bob"), direct());
+    let (plan, gate) = (FaultPlan::none(), Gate::new());
+    plan.plan("save_marks", Fault::Hold(gate.clone()));
+    let held = Faulty::<dyn Store>::new(Arc::clone(store), plan);
+    let own = OwnConversation::new(&**store, &bob, &d, BeyondHead::Nothing);
+    clear::bound(own, Some(2)).await.unwrap();
+    let again = OwnConversation::new(&held, &bob, &d, BeyondHead::Nothing);
+    let between = async {
+        while gate.reached() == 0 {
+            tokio::task::yield_now().await;
+        }
+        clear::bound(own, Some(1)).await.unwrap();
+        gate.open();
+    };
+    let (set, ()) = tokio::join!(clear::bound(again, Some(2)), between);
+    set.unwrap();
+    let kept = store.summary(&d, Some(&bob)).await.unwrap().unwrap().member_view.unwrap().level;
+    assert_eq!(kept.bound.map(|bound| bound.seq), Some(2));
 }
 
 pub(super) async fn stays_with_equal_start_are_all_kept(store: &Arc<dyn Store>) {

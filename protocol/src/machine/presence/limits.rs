@@ -43,6 +43,8 @@ impl PresenceLimits {
 /// Reason why a watch does not begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchRefusal {
+    /// The conversation has more than [`WATCH_MEMBERS_MAX`](super::WATCH_MEMBERS_MAX) members.
+    GroupTooLarge,
     /// The node has no watches.
     Off,
     /// The node has no watches of direct conversations.

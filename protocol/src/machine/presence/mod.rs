@@ -80,11 +80,19 @@ pub struct PresenceReport<W> {
     pub online: Vec<UserId>,
     /// Members of the last report that are not online any more.
     pub offline: Vec<UserId>,
-    /// Whether the report replaces what the watchers know.
-    pub is_complete: bool,
-    /// Whether the watches have ended, because their users are no members or the group is too large. The report is complete and
-    /// empty then.
-    pub is_last: bool,
+    /// What it is for its watchers.
+    pub kind: PresenceReportKind,
+}
+
+/// What a report is for its watchers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PresenceReportKind {
+    /// It has what changed since their last report.
+    Changes,
+    /// It replaces what they know.
+    Complete,
+    /// Their watches have ended, because their users are no members or the group is too large. It is complete and empty.
+    Last,
 }
 
 /// Watches of the connections of a node, each named by a `W`.
@@ -241,6 +249,9 @@ impl<W: Copy + Ord> ConversationPresence<W> {
         subject: WatchSubject,
         members: usize,
     ) -> Result<(), WatchRefusal> {
+        if members > WATCH_MEMBERS_MAX {
+            return Err(WatchRefusal::GroupTooLarge);
+        }
         if let Some(refusal) = self.limits.refusal_of(&subject.conversation) {
             return Err(refusal);
         }

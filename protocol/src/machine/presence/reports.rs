@@ -2,17 +2,27 @@
 
 use std::collections::BTreeSet;
 
-use super::{ConversationPresence, PresenceReport, Subject};
+use super::{ConversationPresence, PresenceReport, PresenceReportKind, Subject};
 use crate::{
     Time,
     id::{ConversationId, UserId},
 };
 
 impl<W> PresenceReport<W> {
+    /// Returns whether the report replaces what the watchers know.
+    pub fn is_complete(&self) -> bool {
+        self.kind != PresenceReportKind::Changes
+    }
+
+    /// Returns whether the watches have ended.
+    pub fn is_last(&self) -> bool {
+        self.kind == PresenceReportKind::Last
+    }
+
     /// Returns the report that ends watches: all users are offline, whatever the watchers knew.
     pub(super) fn last(conversation: ConversationId, watchers: Vec<W>) -> Self {
         let (online, offline) = (Vec::new(), Vec::new());
-        Self { conversation, watchers, online, offline, is_complete: true, is_last: true }
+        Self { conversation, watchers, online, offline, kind: PresenceReportKind::Last }
     }
 }
 
@@ -90,8 +100,7 @@ impl<W: Copy + Ord> Subject<W> {
             watchers,
             online: online.difference(&self.reported).cloned().collect(),
             offline: self.reported.difference(online).cloned().collect(),
-            is_complete: false,
-            is_last: false,
+            kind: PresenceReportKind::Changes,
         })
     }
 
@@ -109,8 +118,7 @@ impl<W: Copy + Ord> Subject<W> {
             watchers,
             online: online.iter().cloned().collect(),
             offline: Vec::new(),
-            is_complete: true,
-            is_last: false,
+            kind: PresenceReportKind::Complete,
         })
     }
 }

@@ -101,7 +101,7 @@ fn names(users: &[UserId]) -> Vec<&str> {
 
 /// Returns the users of a report that are online and offline, and whether it is complete.
 fn shown(report: &PresenceReport<u64>) -> (Vec<&str>, Vec<&str>, bool) {
-    (names(&report.online), names(&report.offline), report.is_complete)
+    (names(&report.online), names(&report.offline), report.is_complete())
 }
 
 fn watching(name: &str, watchers: &[u64]) -> Machine {
@@ -132,7 +132,7 @@ fn first_report_is_complete_and_later_ones_are_changes() {
     assert_eq!(shown(&reports[1]), (vec!["cid"], vec![], true));
     machine.watch(1, &user("ann"), subject("tea"), 3).unwrap();
     let reports = round(&mut machine, 4_000, &facts);
-    assert_eq!(reports.iter().map(|it| it.is_complete).collect::<Vec<_>>(), [false, true], "watched again");
+    assert_eq!(reports.iter().map(|it| it.is_complete()).collect::<Vec<_>>(), [false, true], "watched again");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn watcher_that_takes_no_report_gets_fewer_and_fewer() {
     assert_eq!(tries, [0, 1, 3, 7, 15, 31, 47]);
     let online = |names| Facts { members: &["ann", "bob"], online: names, ..Facts::default() };
     let reports = round(&mut machine, 63_000, &online(&["ann"]));
-    assert_eq!((reports.len(), reports[0].is_complete), (1, true), "this one arrives");
+    assert_eq!((reports.len(), reports[0].is_complete()), (1, true), "this one arrives");
     assert_eq!(round(&mut machine, 64_000, &online(&["bob"])).len(), 1);
     machine.handle_dropped(1, &group("tea"));
     assert_eq!(
@@ -210,7 +210,7 @@ fn nothing_is_reported_while_lookups_fail() {
     }
     let reports = round(&mut machine, 3_000, &Facts { members, online: &["ann"], ..Facts::default() });
     assert_eq!(reports.len(), 1, "no user went offline");
-    assert_eq!((reports[0].watchers.as_slice(), reports[0].is_complete), (&[2][..], true));
+    assert_eq!((reports[0].watchers.as_slice(), reports[0].is_complete()), (&[2][..], true));
 }
 
 #[test]
@@ -236,10 +236,10 @@ fn watch_of_a_user_who_is_no_member_ends_with_a_last_report() {
     round(&mut machine, 0, &Facts { members: &["ann", "bob"], online, ..Facts::default() });
     let refreshed = REFRESH_INTERVAL.as_millis() as u64;
     let reports = round(&mut machine, refreshed, &Facts { members: &["bob"], online, ..Facts::default() });
-    assert_eq!((reports[0].watchers.as_slice(), reports[0].is_last), (&[1][..], true));
+    assert_eq!((reports[0].watchers.as_slice(), reports[0].is_last()), (&[1][..], true));
     assert_eq!(shown(&reports[0]), (vec![], vec![], true), "all are offline, whatever reached the watcher");
     assert_eq!(shown(&reports[1]), (vec![], vec!["ann"], false), "a member that has left is offline");
-    assert!(!reports[1].is_last);
+    assert!(!reports[1].is_last());
     assert_eq!((machine.watches(), machine.users()), (1, 1));
 }
 
@@ -252,7 +252,7 @@ fn watches_of_a_group_that_becomes_too_large_end() {
     round(&mut machine, 0, &Facts { members: &["ann"], online: &["ann"], ..Facts::default() });
     let reports =
         round(&mut machine, refreshed, &Facts { members: &many, online: &many, ..Facts::default() });
-    assert_eq!((reports.len(), reports[0].is_last), (1, true));
+    assert_eq!((reports.len(), reports[0].is_last()), (1, true));
     assert_eq!(shown(&reports[0]), (vec![], vec![], true));
     assert_eq!((machine.watches(), machine.watched(), machine.users()), (0, 0, 0));
     assert_eq!(machine.poll_timeout(), None);
@@ -277,7 +277,7 @@ fn read_that_began_before_a_watch_does_not_end_it() {
     end(&mut machine, 0);
     let refreshed = REFRESH_INTERVAL.as_millis() as u64;
     let reports = round(&mut machine, refreshed, &Facts { members: &["ann"], ..Facts::default() });
-    assert!(reports.iter().any(|it| it.is_last && it.watchers == [2]), "{reports:?}");
+    assert!(reports.iter().any(|it| it.is_last() && it.watchers == [2]), "{reports:?}");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn last_report_that_is_dropped_comes_in_the_next_round() {
     round(&mut machine, 0, &Facts { members: &["ann"], online: &["ann"], ..Facts::default() });
     let refreshed = REFRESH_INTERVAL.as_millis() as u64;
     let reports = round(&mut machine, refreshed, &Facts { members: &["bob"], ..Facts::default() });
-    assert_eq!((reports.len(), reports[0].is_last), (1, true));
+    assert_eq!((reports.len(), reports[0].is_last()), (1, true));
     machine.handle_last_dropped(1, &group("tea"));
     assert!(machine.poll_timeout().is_some());
     let reports = round(&mut machine, refreshed + 1_000, &Facts::default());
@@ -306,6 +306,8 @@ fn full_connection_and_full_node_refuse_a_watch() {
     assert_eq!(machine.watch(1, &ann, subject("more"), 2), Err(WatchRefusal::ConnectionFull));
     assert_eq!(machine.watch(1, &ann, subject("g0"), 2), Ok(()), "watched already");
     assert_eq!(machine.watch(2, &ann, subject("large"), 44), Err(WatchRefusal::NodeFull));
+    let too_large = machine.watch(1, &ann, subject("g0"), WATCH_MEMBERS_MAX + 1);
+    assert_eq!(too_large, Err(WatchRefusal::GroupTooLarge), "also one that is watched");
     for n in CONNECTION_WATCHES_MAX..40 {
         machine.watch(2, &ann, subject(&format!("g{n}")), 2).unwrap();
     }

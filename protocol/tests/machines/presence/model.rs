@@ -160,7 +160,7 @@ impl World {
     fn report(&mut self, report: &PresenceReport<u64>, is_dropped: bool, has_no_room: bool) {
         let group: usize = report.conversation.as_str()[2..].parse().unwrap();
         for watcher in &report.watchers {
-            if (is_dropped || has_no_room) && report.is_last {
+            if (is_dropped || has_no_room) && report.is_last() {
                 self.machine.handle_last_dropped(*watcher, &report.conversation);
                 continue;
             }
@@ -176,8 +176,8 @@ impl World {
             let is_due = known.at.is_none_or(|at| self.now >= at + ROUND_INTERVAL);
             assert!(is_due, "{watcher} got a report at {:?}, and one at {}", known.at, self.now);
             known.at = Some(self.now);
-            known.has_ended = report.is_last;
-            if report.is_complete {
+            known.has_ended = report.is_last();
+            if report.is_complete() {
                 known.online.clear();
                 known.is_complete = true;
             } else {

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use serde_json::{Map, Value, json};
-use tidegate_protocol::machine::webhook::WebhookOutcome;
+use tidegate_protocol::machine::webhook::{WebhookOutcome, WebhookState};
 
 use super::{Found, existing, unavailable};
 use crate::{
@@ -132,7 +132,7 @@ fn add_status(
         _ if is_paused => ("paused", None),
         _ if is_disabled => ("disabled", None),
         // The deliverer has not learned yet that it may go on.
-        Some(Ok(status)) if status.state_name() == "paused" => ("starting", None),
+        Some(Ok(status)) if status.state == WebhookState::Paused => ("starting", None),
         Some(Ok(status)) => (status.state_name(), status.last_error.clone()),
         Some(Err(why)) => ("unusable", Some(why.clone())),
         None => ("starting", None),
