@@ -5,6 +5,7 @@ mod calm;
 mod edits;
 mod marks;
 mod presence;
+mod recovery;
 mod rooms;
 mod webhooks;
 
