@@ -22,7 +22,7 @@
 //! | `silent-skip`, `not-delivered` | a connected member missed a message without notice |
 //! | `never-got` | a device that reports that it has everything got it neither by a push nor by a pull |
 //! | `leak-after-kick` | a user who was no member at that seq got a push of it |
-//! | `shed-untold` | a live room lost more than it announced |
+//! | `shed-untold` | a member of a live room lost messages that no announcement counts |
 //! | `number-twice` | two messages of a live room have the same number |
 //! | `room-order`, `room-copy` | messages of one connection to a live room, each sent once, changed places for another, or came twice |
 //! | `read-went-back` | a read mark is lower than one that was acked or reported before, or is so in the store at the end |
@@ -52,6 +52,7 @@
 
 mod availability;
 mod calm;
+mod closings;
 mod delivery;
 mod edits;
 mod event;
@@ -62,6 +63,7 @@ pub mod planted;
 mod presence;
 mod rooms;
 mod sends;
+mod shed;
 mod verdict;
 mod webhooks;
 
@@ -72,16 +74,17 @@ use std::{collections::BTreeMap, fmt};
 
 use foldhash::{HashMap, HashMapExt as _};
 
+pub use self::{
+    closings::Closings,
+    event::{Change, HistoryEvent, Stamped, Via},
+    history::{History, Id, JsonError},
+    webhooks::{STREAM, TOPIC},
+};
 use self::{
     delivery::Sessions,
     edits::Edits,
     rooms::Rooms,
     sends::{Log, Send},
-};
-pub use self::{
-    event::{Change, HistoryEvent, Stamped, Via},
-    history::{History, Id, JsonError},
-    webhooks::{STREAM, TOPIC},
 };
 
 /// Violations of one rule that are described; the rest are counted.

@@ -7,6 +7,7 @@ mod marks;
 mod presence;
 mod recovery;
 mod rooms;
+mod stays;
 mod webhooks;
 
 use super::*;
