@@ -3,7 +3,7 @@
 //! The node runs with its embedded store. Clients on all four wires, most users on two devices, connect through
 //! [`crate::proxy::Proxy`]. They send, retry and reconnect, while groups change through the admin API. Everything but
 //! the timing follows from the seed. At the end everything is healed, and each client sends a marker to each of its
-//! conversations. When all is quiet the node ends, and the log is read from its directory, not through the node.
+//! conversations and to its live room. When all is quiet the node ends, and the log is read from its directory, not through the node.
 //!
 //! Clients sync after each login and pull what they miss; at the end each makes sure that it has everything. With
 //! `--cluster` there are three nodes over real servers, which break as well ([`cluster_nemesis`]); clients go from node

@@ -22,7 +22,7 @@
 //! | `silent-skip`, `not-delivered` | a connected member missed a message without notice |
 //! | `never-got` | a device that reports that it has everything got it neither by a push nor by a pull |
 //! | `leak-after-kick` | a user who was no member at that seq got a push of it |
-//! | `shed-untold` | a live room lost more than it announced |
+//! | `shed-untold` | a member of a live room lost messages that no announcement counts |
 //! | `number-twice` | two messages of a live room have the same number |
 //! | `room-order`, `room-copy` | messages of one connection to a live room, each sent once, changed places for another, or came twice |
 //! | `read-went-back` | a read mark is lower than one that was acked or reported before, or is so in the store at the end |
@@ -30,7 +30,7 @@
 //! | `unread-drift` | the unread count of a state differs from the messages of others above its read mark in the log |
 //! | `unread-total` | the total of a sync differs from the sum of its states |
 //! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
-//! | `slow-recovery` | after a fault ended, no ack came within the budget |
+//! | `slow-recovery` | after a fault ended, or in all the time between faults since the last ack, a client waited for longer than the budget |
 //! | `unpushed` | in a calm history ([`Budget::push_ns`]) a connection got neither a push of a message nor a notice that it was left out |
 //! | `edit-misplaced` | an edit in the log names no message before it in its conversation |
 //! | `edit-unasked` | the log has an edit that no client asked for, or of another message |
@@ -52,6 +52,7 @@
 
 mod availability;
 mod calm;
+mod closings;
 mod delivery;
 mod edits;
 mod event;
@@ -62,6 +63,7 @@ pub mod planted;
 mod presence;
 mod rooms;
 mod sends;
+mod shed;
 mod verdict;
 mod webhooks;
 
@@ -72,16 +74,17 @@ use std::{collections::BTreeMap, fmt};
 
 use foldhash::{HashMap, HashMapExt as _};
 
+pub use self::{
+    closings::Closings,
+    event::{Change, HistoryEvent, Stamped, Via},
+    history::{History, Id, JsonError},
+    webhooks::{STREAM, TOPIC},
+};
 use self::{
     delivery::Sessions,
     edits::Edits,
     rooms::Rooms,
     sends::{Log, Send},
-};
-pub use self::{
-    event::{Change, HistoryEvent, Stamped, Via},
-    history::{History, Id, JsonError},
-    webhooks::{STREAM, TOPIC},
 };
 
 /// Violations of one rule that are described; the rest are counted.
@@ -90,7 +93,7 @@ const TOLD_MAX: usize = 20;
 /// Tolerances of the checker.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Longest time from the end of a fault to the next ack.
+    /// Longest time from the end of a fault to the next ack, and longest wait between two acks in which nothing was broken.
     pub recovery_ns: u64,
     /// A hole seen this shortly before the connection broke is counted, not judged.
     pub excuse_ns: u64,

@@ -8,6 +8,7 @@
 mod editing;
 mod profile;
 mod reading;
+mod room;
 mod sync_state;
 
 use std::{
@@ -42,9 +43,6 @@ const RETRY_TICKS: u64 = 10;
 
 /// New messages that go to the room, in percent.
 const TO_ROOM: u32 = 10;
-
-/// Ticks in which a person leaves the room, per hundred thousand.
-const LEAVES: u32 = 30;
 
 /// Id of the request by which a person joins the room, after its `hello`.
 const JOIN: u64 = 2;
@@ -273,6 +271,7 @@ impl Person {
                 for place in self.profile.places.clone() {
                     self.add(place);
                 }
+                self.close_room(session);
                 self.is_marked = true;
             }
             Phase::Settle | Phase::Mark | Phase::Check => {}
@@ -295,20 +294,6 @@ impl Person {
 
     fn push(&mut self, cid: String, number: Option<u64>, place: String) {
         self.unanswered.push_back(Unanswered { cid, number, place, attempt: 0, request: 0, due: Some(0) });
-    }
-
-    /// Leaves the room now and then, until the next connection.
-    fn wander(&mut self, session: &mut Session, frames: &mut Vec<pb::ClientFrame>) {
-        let leaves = session.inside && self.rng.random_ratio(LEAVES, 100_000);
-        // A message in flight to the room would be permanently refused.
-        let place = format!("r:{}", self.profile.room);
-        if !leaves || self.unanswered.iter().any(|message| message.place == place) {
-            return;
-        }
-        session.inside = false;
-        let room = self.profile.room.clone();
-        let body = Some(ClientBody::Leave(pb::Leave { room, ..Default::default() }));
-        frames.push(pb::ClientFrame { id: 0, body });
     }
 
     /// Sends acks and all messages that are due.

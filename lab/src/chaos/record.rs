@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::checker::{History, HistoryEvent};
+use crate::checker::{Closings, History, HistoryEvent};
 
 /// Records events until it is sealed.
 pub(super) struct Recorder {
@@ -15,6 +15,7 @@ pub(super) struct Recorder {
 #[derive(Default)]
 struct State {
     history: History,
+    closings: Closings,
     sealed: bool,
 }
 
@@ -37,8 +38,20 @@ impl Recorder {
         let mut state = self.state();
         if !state.sealed {
             let at = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            state.history.push(at, event);
+            let State { history, closings, .. } = &mut *state;
+            history.push(at, event);
+            closings.note(history);
         }
+    }
+
+    /// Makes each message to a live room from now on a closing one.
+    pub(super) fn begin_closings(&self) {
+        self.state().closings.begin();
+    }
+
+    /// Returns whether all closing messages have come.
+    pub(super) fn have_closings_come(&self) -> bool {
+        self.state().closings.have_come()
     }
 
     /// Stops recording: later events belong to the end of the run, not to the run.

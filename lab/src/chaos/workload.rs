@@ -19,10 +19,16 @@ use super::{
     webhook::WebhookReceiver,
     world::{Device, World},
 };
-use crate::{checker::HistoryEvent, person::Phase};
+use crate::{
+    checker::{Budget, HistoryEvent},
+    person::Phase,
+};
 
 /// Time for everything to be quiet once all faults are healed.
 const CONVERGENCE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Interval at which a run asks whether the closing messages have come.
+const CLOSINGS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One of this many devices is disconnected when presence is checked.
 const LEAVING: usize = 4;
@@ -150,12 +156,15 @@ impl Drop for Workload {
 }
 
 async fn settle(world: &World) -> Result<(), String> {
-    let deadline = Instant::now() + CONVERGENCE_TIMEOUT;
+    let healed = Instant::now();
+    let deadline = healed + CONVERGENCE_TIMEOUT;
     world.rest(deadline).await?;
-    for phase in [Phase::Mark, Phase::Check] {
-        world.set_phase(phase);
-        world.rest(deadline).await?;
-    }
+    world.recorder.begin_closings();
+    world.set_phase(Phase::Mark);
+    world.rest(deadline).await?;
+    let marked = Instant::now();
+    world.set_phase(Phase::Check);
+    world.rest(deadline).await?;
     // Pushes may still be in flight: it is quiet when nothing is recorded for a while.
     let mut before = 0;
     while before != world.recorder.len() {
@@ -165,5 +174,19 @@ async fn settle(world: &World) -> Result<(), String> {
         before = world.recorder.len();
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
+    await_closings(world, healed, marked).await;
+    world.recorder.add(HistoryEvent::<&str>::Quiet {});
     Ok(())
+}
+
+/// Waits until the closing messages of live rooms had time to come; if one is missing, until the checker judges it after
+/// the last fault.
+async fn await_closings(world: &World, healed: Instant, marked: Instant) {
+    let budget = Budget::default();
+    let due = marked + Duration::from_nanos(budget.excuse_ns);
+    let overdue = due.max(healed + Duration::from_nanos(budget.settle_ns));
+    let is_pending = || Instant::now() < overdue && !world.recorder.have_closings_come();
+    while Instant::now() < due || is_pending() {
+        tokio::time::sleep(CLOSINGS_POLL_INTERVAL).await;
+    }
 }

@@ -102,7 +102,7 @@ impl Checker<'_> {
                 _ => self.report_delivery("non-monotonic", got),
             }
         }
-        for ((user, device), (at, _)) in std::mem::take(&mut self.sessions.complete) {
+        for ((user, device), (at, _)) in self.sessions.complete.clone() {
             self.check_complete(user, device, at);
         }
         self.check_rooms();
@@ -338,6 +338,13 @@ impl Checker<'_> {
             let what = got.cid.map_or("a change of members", |cid| h.name(cid));
             format!("{user}/{device} on {} got {what} as {} {}", got.session, h.name(got.conv), got.seq)
         });
+    }
+}
+
+impl Sessions {
+    /// Returns the event by which a device reported that it has everything.
+    pub(super) fn completed(&self, user: Id, device: Id) -> Option<usize> {
+        self.complete.get(&(user, device)).map(|(at, _)| *at)
     }
 }
 

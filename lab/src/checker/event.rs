@@ -144,6 +144,13 @@ pub enum HistoryEvent<I> {
         /// Node of the connection.
         node: I,
     },
+    /// A connection is about to leave a live room: it is due no messages from now on.
+    Parted {
+        /// Connection.
+        session: u64,
+        /// Live room.
+        conv: I,
+    },
     /// A node was killed: what it had not passed on is lost.
     Down {
         /// Node that ended.
@@ -230,6 +237,8 @@ pub enum HistoryEvent<I> {
         /// Number of unread messages in all conversations.
         unread: u64,
     },
+    /// The run is quiet: all faults have ended, clients have their answers, and what is due to an open connection had time to come.
+    Quiet {},
     /// A device was disconnected at the end: only its presence is checked after that.
     Left {
         /// User of the device.
@@ -361,6 +370,7 @@ impl<I> HistoryEvent<I> {
             Self::Gap { session, conv, first, last } => E::Gap { session, conv: f(conv), first, last },
             Self::Shed { session, conv, count } => E::Shed { session, conv: f(conv), count },
             Self::Joined { session, conv, node } => E::Joined { session, conv: f(conv), node: f(node) },
+            Self::Parted { session, conv } => E::Parted { session, conv: f(conv) },
             Self::Down { node } => E::Down { node: f(node) },
             Self::Member { conv, user, change, seq } => E::Member { conv: f(conv), user: f(user), change, seq },
             Self::Open { user, device, session } => E::Open { user: f(user), device: f(device), session },
@@ -374,6 +384,7 @@ impl<I> HistoryEvent<I> {
             },
             Self::SyncEnd { session, unread } => E::SyncEnd { session, unread },
             Self::LogRead { user, conv, seq } => E::LogRead { user: f(user), conv: f(conv), seq },
+            Self::Quiet {} => E::Quiet {},
             Self::Left { user, device } => E::Left { user: f(user), device: f(device) },
             Self::Presence { node, user, device, online } => E::Presence {
                 node: f(node), user: f(user), device: f(device), online,

@@ -9,6 +9,9 @@ use super::{
     webhooks::{FeedRules, WEBHOOK},
 };
 
+/// Messages of a live room that come before the rest is lost.
+const FIRST_MESSAGES: usize = 3;
+
 /// The name of a loss, the rules that have to name it, and the history with it.
 type Plant = (&'static str, &'static [&'static str], History);
 
@@ -55,6 +58,18 @@ fn plants(history: &History) -> anyhow::Result<Vec<Plant>> {
             without_a_pull(history).context("no device missed a message and pulled it")?,
         ),
         (
+            "a member of a live room that got nothing of it",
+            &["shed-untold"],
+            without_a_stay(history, 0)
+                .context("no member of a live room got a message and stayed to the end")?,
+        ),
+        (
+            "a member of a live room that got nothing more of it after its first messages",
+            &["shed-untold"],
+            without_a_stay(history, FIRST_MESSAGES)
+                .context("no member of a live room got messages and stayed to the end")?,
+        ),
+        (
             "an event that no endpoint of webhooks got",
             &["webhook-lost"],
             without_the_last_delivery(history).context("no endpoint of webhooks got anything")?,
@@ -89,6 +104,11 @@ fn without_the_last_row(history: &History) -> Option<History> {
     Some(without(history, |event| row(event) == Some(lost)))
 }
 
+/// Returns whether a conversation is a live room.
+fn is_room(history: &History, conv: Id) -> bool {
+    history.name(conv).starts_with("r:")
+}
+
 /// Returns the history without any attempt to send the message that was sent last.
 fn without_the_last_send(history: &History) -> Option<History> {
     let send = |event: &HistoryEvent<Id>| match event {
@@ -117,8 +137,50 @@ fn without_entry(history: &History, lost: Entry) -> History {
 }
 
 fn without_the_last_push(history: &History) -> Option<History> {
-    let lost = last(history, |event| entry(event).filter(|(_, via, _)| *via == Via::Push))?;
+    let is_marker = |entry: &Entry| !is_room(history, entry.2);
+    let lost =
+        last(history, |event| entry(event).filter(|(entry, via, _)| *via == Via::Push && is_marker(entry)))?;
     Some(without_entry(history, lost.0))
+}
+
+/// Returns the history in which a member of a live room that stayed to the end got nothing but so many messages.
+fn without_a_stay(history: &History, first: usize) -> Option<History> {
+    let (mut joined, mut ended): (HashSet<(u64, Id)>, HashSet<u64>) = Default::default();
+    let mut devices: HashMap<u64, (Id, Id)> = HashMap::new();
+    let mut complete: HashSet<(Id, Id)> = HashSet::new();
+    for stamped in &history.events {
+        match stamped.event {
+            HistoryEvent::Open { user, device, session } => drop(devices.insert(session, (user, device))),
+            HistoryEvent::Joined { session, conv, .. } => drop(joined.insert((session, conv))),
+            HistoryEvent::Complete { user, device, .. } => drop(complete.insert((user, device))),
+            // What was announced as shed may be missing.
+            HistoryEvent::Parted { session, .. }
+            | HistoryEvent::Close { session, .. }
+            | HistoryEvent::Shed { session, .. } => drop(ended.insert(session)),
+            _ => {}
+        }
+    }
+    let talk = |event: &HistoryEvent<Id>| match *event {
+        HistoryEvent::Recv { session, conv, via: Via::Push, .. } if is_room(history, conv) => {
+            Some((session, conv))
+        }
+        _ => None,
+    };
+    // The last message of a room is a closing one.
+    let stay = last(history, |event| {
+        talk(event).filter(|stay| {
+            let is_complete = devices.get(&stay.0).is_some_and(|device| complete.contains(device));
+            joined.contains(stay) && !ended.contains(&stay.0) && is_complete
+        })
+    })?;
+    let mut rest = history.clone();
+    let mut came = 0;
+    rest.events.retain(|it| {
+        let is_of_stay = talk(&it.event) == Some(stay);
+        came += usize::from(is_of_stay);
+        !is_of_stay || came <= first
+    });
+    Some(rest)
 }
 
 /// Returns the history without a message of another device that a device only received by a pull.
@@ -211,6 +273,31 @@ mod tests {
         }
         let rest = without_the_last_send(&history).expect("messages were sent");
         assert_eq!(rest.events, history.events[..1]);
+    }
+
+    #[test]
+    fn messages_of_a_stay_are_taken_out_after_the_first_ones() {
+        let (user, device, conv) = ("bob", "phone", "r:hall");
+        let mut history = History::default();
+        for session in [1, 2, 3] {
+            history.push(0, HistoryEvent::Open { user, device, session });
+            history.push(0, HistoryEvent::Joined { session, conv, node: "n1" });
+        }
+        history.push(0, HistoryEvent::Close { session: 1, code: 0 });
+        for (session, seq) in [(2, 1), (2, 2), (3, 1)] {
+            let (cid, via) = (Some("m"), Via::Push);
+            history.push(0, HistoryEvent::Recv { user, device, session, conv, seq, cid, body: 0, via });
+        }
+        history.push(0, HistoryEvent::Shed { session: 3, conv, count: 1 });
+        assert!(without_a_stay(&history, 0).is_none(), "no device reports that it has everything");
+        history.push(0, HistoryEvent::Complete { user, device, hints: false });
+        let left = |first| {
+            let rest = without_a_stay(&history, first).expect("a member stays");
+            let came =
+                rest.events.iter().filter(|it| matches!(it.event, HistoryEvent::Recv { session: 2, .. }));
+            (came.count(), history.events.len() - rest.events.len())
+        };
+        assert_eq!((left(0), left(1)), ((0, 2), (1, 1)));
     }
 
     /// Deliveries of the events 1, 2, 2 and 3 of a group to an endpoint, after others to another consumer.

@@ -6,12 +6,25 @@
 //!
 //! What a connection still gets says how far its node had come: a message is due if its time was over before a message
 //! that came was first sent. A slow network holds up all frames of a connection, and its end takes those on the way.
+//!
+//! Where nothing more came, a stay is judged if it ended in good order. A connection that was intact when the run was
+//! [quiet](HistoryEvent::Quiet) has got all messages whose time was over, the closing messages of the run among them. One that
+//! left the room by itself, and whose node answered a later send, has got those that were accepted
+//! [`super::Budget::settle_ns`] before. Every fault that touches its node or its network delays both.
+//!
+//! An announcement counts what was dropped since the one before, which is written only when no message of the room waits.
+//! So it counts no message that was sent after it, and none whose time was over before a message that came before the
+//! former announcement was sent.
 
 use std::{collections::BTreeMap, mem};
 
 use foldhash::{HashMap, HashSet};
 
-use super::{Checker, HistoryEvent, Id, delivery::Got};
+use super::{
+    Checker, HistoryEvent, Id,
+    delivery::{Got, Session},
+    shed::{MissingMessage, ShedCount, uncounted},
+};
 
 /// Time in ns after which a library repeats a message that was refused for a while. Its history has no repetitions, which
 /// may come after messages that it sent later.
@@ -31,6 +44,10 @@ pub(super) struct Rooms {
     /// Nodes that were killed, and when.
     downs: Vec<(Id, u64)>,
     faults: Vec<Fault>,
+    /// Last event by which each connection sent a message that was acked.
+    answered: HashMap<u64, usize>,
+    /// Time at which the run was quiet.
+    quiet: Option<u64>,
 }
 
 /// A connection in a room.
@@ -40,14 +57,31 @@ struct Stay {
     joined: Option<usize>,
     /// Events of its first push and of its last.
     span: Option<(usize, usize)>,
-    /// Latest first attempt of the messages that came.
-    reach: usize,
+    /// Messages that came and were first sent after all that came before them.
+    arrivals: Vec<Arrival>,
     ids: HashSet<Id>,
-    /// Number of messages announced as missed, and events of announcements without a number.
-    shed: u64,
+    /// Announcements of missed messages, and events of those without a number.
+    sheds: Vec<ShedCount>,
     uncounted: Vec<usize>,
     /// First attempt of the last message got from each other connection.
     latest_sends: HashMap<u64, usize>,
+    /// Event by which the connection was about to leave.
+    parted: Option<usize>,
+}
+
+/// A message that came.
+struct Arrival {
+    at: usize,
+    /// Event of its first attempt.
+    sent: usize,
+}
+
+/// End of a stay in good order.
+#[derive(Clone, Copy)]
+struct GoodEnd {
+    at: u64,
+    /// Time that a message has to come, without a fault.
+    patience_ns: u64,
 }
 
 /// Time from the start of a fault to its end.
@@ -84,9 +118,9 @@ impl Checker<'_> {
     pub(super) fn note_shed(&mut self, at: usize, stay: (u64, Id), count: u64) {
         self.report.shed += count;
         let stay = self.rooms.stays.entry(stay).or_default();
-        stay.shed += count;
-        if count == 0 {
-            stay.uncounted.push(at);
+        match count {
+            0 => stay.uncounted.push(at),
+            _ => stay.sheds.push(ShedCount { at, count }),
         }
     }
 
@@ -98,7 +132,9 @@ impl Checker<'_> {
         stay.span = Some((stay.span.map_or(got.at, |(first, _)| first), got.at));
         let is_new = stay.ids.insert(cid);
         let Some(send) = self.sends.get(&cid) else { return };
-        stay.reach = stay.reach.max(send.first);
+        if stay.arrivals.last().is_none_or(|latest| latest.sent < send.first) {
+            stay.arrivals.push(Arrival { at: got.at, sent: send.first });
+        }
         // Each attempt is a message of its own, and is fanned out again.
         if send.attempts != 1 {
             return;
@@ -123,12 +159,23 @@ impl Checker<'_> {
     }
 
     fn note_accidents(&mut self) {
+        for send in self.sends.values().filter(|send| send.ok.is_some()) {
+            let (at, session) = send.last;
+            let latest = self.rooms.answered.entry(session).or_default();
+            *latest = at.max(*latest);
+        }
         let mut open: HashMap<Id, u64> = HashMap::default();
-        for stamped in &self.history.events {
+        for (at, stamped) in self.history.events.iter().enumerate() {
             match stamped.event {
                 HistoryEvent::Joined { session, node, .. } => {
                     self.rooms.nodes.insert(session, node);
                 }
+                HistoryEvent::Parted { session, conv } => {
+                    if let Some(stay) = self.rooms.stays.get_mut(&(session, conv)) {
+                        stay.parted.get_or_insert(at);
+                    }
+                }
+                HistoryEvent::Quiet {} => self.rooms.quiet = Some(stamped.at),
                 HistoryEvent::Down { node } => self.rooms.downs.push((node, stamped.at)),
                 HistoryEvent::Nemesis { on: true, fault } => {
                     open.insert(fault, stamped.at);
@@ -154,15 +201,20 @@ impl Checker<'_> {
         self.rooms.faults.sort_by_key(|fault| fault.from);
     }
 
-    /// Returns the time by which a message accepted at `from` has come, or its loss was announced.
+    /// Returns the time by which a message accepted at `from` has come, or its loss was announced, before what was sent later.
+    /// What delays a node as a whole delays the later message as well.
     fn word_by(&self, from: u64, nodes: (Option<Id>, Option<Id>)) -> u64 {
-        let mut by = from + self.budget.excuse_ns;
-        if nodes.0 == nodes.1 {
-            return by;
-        }
+        let by = from + self.budget.excuse_ns;
+        if nodes.0 == nodes.1 { by } else { self.delayed(from, by, nodes) }
+    }
+
+    /// Returns the time until which faults of the nodes and networks delay what is due `by` then.
+    fn delayed(&self, from: u64, mut by: u64, nodes: (Option<Id>, Option<Id>)) -> u64 {
+        let is_local = nodes.0 == nodes.1;
+        let after = if is_local { by - from } else { self.budget.settle_ns };
         for fault in &self.rooms.faults {
             let concerns = fault.node.is_none() || [nodes.0, nodes.1].contains(&fault.node);
-            let healed = fault.to + self.budget.settle_ns;
+            let healed = fault.to + after;
             if concerns && fault.from <= by && from <= healed {
                 by = by.max(healed);
             }
@@ -170,27 +222,68 @@ impl Checker<'_> {
         by
     }
 
+    /// Returns when the stay of a connection ended in good order.
+    fn good_end(&self, number: u64, session: Session, stay: &Stay) -> Option<GoodEnd> {
+        let joined = stay.joined?;
+        if let Some(parted) = stay.parted {
+            let is_answered = self.rooms.answered.get(&number).is_some_and(|sent| *sent > parted);
+            let end = GoodEnd { at: self.history.events[parted].at, patience_ns: self.budget.settle_ns };
+            return is_answered.then_some(end);
+        }
+        let at = self.rooms.quiet?;
+        let completed = self.sessions.completed(session.user, session.device)?;
+        let is_intact = joined < completed && session.closed.is_none_or(|closed| closed > at);
+        is_intact.then_some(GoodEnd { at, patience_ns: self.budget.excuse_ns })
+    }
+
+    /// Returns the time by which a message accepted at `from` had to come, or to be announced, if it was due at all.
+    /// `reach` is the time at which the latest message that came was first sent.
+    fn due_by(
+        &self,
+        from: u64,
+        nodes: (Option<Id>, Option<Id>),
+        reach: Option<u64>,
+        end: Option<GoodEnd>,
+    ) -> Option<u64> {
+        let by = self.word_by(from, nodes);
+        if reach.is_some_and(|reach| by <= reach) {
+            return Some(by);
+        }
+        let end = end?;
+        let by = self.delayed(from, from + end.patience_ns, nodes);
+        (by <= end.at).then_some(by)
+    }
+
+    /// Returns the last announcement that may count a message which had to come `by` then: the first one after a message that
+    /// was sent later.
+    fn announced_until(&self, stay: &Stay, by: u64) -> Option<usize> {
+        let later = stay.arrivals.partition_point(|it| self.history.events[it.sent].at < by);
+        let after = stay.arrivals.get(later)?.at;
+        let next = stay.sheds.partition_point(|shed| shed.at < after);
+        stay.sheds.get(next).map(|shed| shed.at)
+    }
+
     /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before
-    /// another one that came.
+    /// another one that came, or before the stay ended in good order.
     fn check_stay(&mut self, number: u64, conv: Id, stay: &Stay) {
-        let Some((first, last)) = stay.span else { return };
-        let since = stay.joined.unwrap_or(first);
+        let Some(since) = stay.joined.or(stay.span.map(|(first, _)| first)) else { return };
         let Some(session) = self.sessions.open.get(&number).copied() else { return };
         let here = self.rooms.nodes.get(&number).copied();
         let time = |at: usize| self.history.events[at].at;
+        let end = self.good_end(number, session, stay);
+        let reach = stay.arrivals.last().map(|latest| latest.sent);
         let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
         let start = acks.partition_point(|(at, _)| *at < since);
-        let (mut talks, mut missing, mut uncounted, mut lost) = (0, 0, 0, 0);
-        for (at, cid) in acks[start..].iter().take_while(|(at, _)| *at < stay.reach) {
+        let may_be_due =
+            |at: usize| reach.is_some_and(|reach| at < reach) || end.is_some_and(|end| time(at) <= end.at);
+        let (mut talks, mut missing, mut unnumbered, mut lost) = (0, Vec::new(), 0, 0);
+        for (at, cid) in acks[start..].iter().take_while(|(at, _)| may_be_due(*at)) {
             let Some(send) = self.sends.get(cid) else { continue };
             if send.first < since || (send.user, send.device) == (session.user, session.device) {
                 continue;
             }
             let there = self.rooms.nodes.get(&send.last.1).copied();
-            let by = self.word_by(time(*at), (there, here));
-            if by > time(stay.reach) {
-                continue;
-            }
+            let Some(by) = self.due_by(time(*at), (there, here), reach.map(time), end) else { continue };
             talks += 1;
             if stay.ids.contains(cid) {
                 continue;
@@ -201,17 +294,20 @@ impl Checker<'_> {
             if there != here && self.rooms.downs.iter().any(died) {
                 lost += 1;
             } else if there != here && stay.uncounted.iter().any(is_reported) {
-                uncounted += 1;
+                unnumbered += 1;
             } else {
-                missing += 1;
+                missing.push(MissingMessage { sent: send.first, until: self.announced_until(stay, by) });
             }
         }
         self.report.talks += talks;
-        self.report.talks_uncounted += uncounted;
+        self.report.talks_uncounted += unnumbered;
         self.report.talks_lost += lost;
-        if missing > stay.shed {
-            self.broken("shed-untold", last, |h| {
-                format!("connection {number} missed {missing} of {}, told: {}", h.name(conv), stay.shed)
+        let (all, silent) = (missing.len(), uncounted(missing, &stay.sheds));
+        if silent > 0 {
+            let at = stay.span.map_or(since, |(_, last)| last);
+            self.broken("shed-untold", at, |h| {
+                let room = h.name(conv);
+                format!("connection {number} missed {all} of {room}; no announcement counts {silent} of them")
             });
         }
     }

@@ -5,7 +5,9 @@ mod calm;
 mod edits;
 mod marks;
 mod presence;
+mod recovery;
 mod rooms;
+mod stays;
 mod webhooks;
 
 use super::*;

@@ -9,7 +9,7 @@ use std::{
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use tidegate::{fault::Gate, routes::SavedRoutes, store::SavedStore};
 use tidegate_lab::{
-    checker::{History, HistoryEvent},
+    checker::{Closings, History, HistoryEvent},
     person::{Phase, Profile},
     rows,
 };
@@ -40,6 +40,9 @@ const TALK_TIME: Duration = Duration::from_secs(20);
 /// Longest time for everything to come to rest in a phase.
 const REST_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// Time after the end of all faults until the closing messages of the room have come, or their loss was announced.
+const CLOSINGS_TIMEOUT: Duration = Duration::from_secs(8);
+
 /// Time from the eviction of a node that archives until it learns that it has archived.
 const ARCHIVE_HELD: Duration = Duration::from_millis(30);
 
@@ -56,6 +59,7 @@ pub(crate) struct World {
     administrator: Administrator,
     nemesis: Nemesis,
     history: History,
+    closings: Closings,
     now: Duration,
     phase: Phase,
     sessions: u64,
@@ -100,6 +104,7 @@ impl World {
             administrator,
             nemesis,
             history: History::default(),
+            closings: Closings::default(),
             now: Duration::ZERO,
             phase: Phase::Talk,
             sessions: 0,
@@ -120,6 +125,9 @@ impl World {
         self.heal();
         for phase in [Phase::Settle, Phase::Mark, Phase::Check] {
             self.phase = phase;
+            if phase == Phase::Mark {
+                self.closings.begin();
+            }
             let deadline = self.now + REST_TIMEOUT;
             let mut quiet = 0;
             while quiet < 50 {
@@ -132,6 +140,16 @@ impl World {
                 }
             }
         }
+        self.await_closings();
+    }
+
+    /// Lets time pass until the closing messages have come, or have to be judged.
+    fn await_closings(&mut self) {
+        let deadline = self.now + CLOSINGS_TIMEOUT;
+        while self.now < deadline && !self.closings.have_come() {
+            self.step();
+        }
+        self.history.push(nanos(self.now), HistoryEvent::<&str>::Quiet {});
     }
 
     /// Returns the history with the log at the end.
@@ -204,6 +222,7 @@ impl World {
             self.clients[nth].step(self.now, self.phase, &mut doors);
             for event in self.clients[nth].take_events() {
                 self.history.push(nanos(self.now), event);
+                self.closings.note(&self.history);
             }
         }
         let talks = self.phase == Phase::Talk;
