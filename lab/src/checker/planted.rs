@@ -283,7 +283,7 @@ mod tests {
             history.push(0, HistoryEvent::Open { user, device, session });
             history.push(0, HistoryEvent::Joined { session, conv, node: "n1" });
         }
-        history.push(0, HistoryEvent::Close { session: 1, code: 0 });
+        history.push(0, HistoryEvent::<&str>::Close { session: 1, code: 0 });
         for (session, seq) in [(2, 1), (2, 2), (3, 1)] {
             let (cid, via) = (Some("m"), Via::Push);
             history.push(0, HistoryEvent::Recv { user, device, session, conv, seq, cid, body: 0, via });
