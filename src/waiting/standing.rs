@@ -86,7 +86,7 @@ impl StandingQuery<'_> {
         }
         let unread = match is_cut {
             true => self.below_bound(&view, summary.members).await?,
-            false => Some(self.unbounded(&view, summary.members).await?),
+            false => Some(self.without_cut(&view, summary.members).await?),
         };
         Ok(match unread {
             Some(unread) if preference.wants(unread.is_mentioned) => Standing::Waits(unread),
@@ -95,7 +95,7 @@ impl StandingQuery<'_> {
     }
 
     /// Returns what waits if the user may see the newest message.
-    async fn unbounded(&self, view: &View, members: u64) -> Result<Unread, StoreError> {
+    async fn without_cut(&self, view: &View, members: u64) -> Result<Unread, StoreError> {
         let mut is_mentioned = self.is_known_mention(view);
         // The user has read or hidden the first and the last one. There may be another between them.
         if let Some(MentionSeqs { oldest, newest }) = self.notice.mentioned.filter(|_| !is_mentioned) {

@@ -89,7 +89,7 @@ pub struct PresenceReport<W> {
 pub enum PresenceReportKind {
     /// It has what changed since their last report.
     Changes,
-    /// It replaces what they know.
+    /// The report replaces what they know.
     Complete,
     /// Their watches have ended, because their users are no members or the group is too large. It is complete and empty.
     Last,
