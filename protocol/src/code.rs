@@ -130,7 +130,7 @@ macro_rules! codes {
 codes! {
     1000 Malformed "MALFORMED" false Never "A frame could not be decoded." "Check the framing and the schema version of the client."
     1001 FrameTooLarge "FRAME_TOO_LARGE" false Never "A frame claims more bytes than the limit in Welcome." "Send smaller frames; put large things elsewhere and send a reference."
-    1002 Unsupported "UNSUPPORTED" false Never "The broker does not know this kind of frame." "Check the broker's version; update the broker, or do not send this frame."
+    1002 Unsupported "UNSUPPORTED" false Never "The broker does not know this kind of frame." "Check the broker's version and, for `watch`, its settings `limits.watched_max` and `limits.watch_direct`; update the broker, or do not send this frame."
     1003 BadState "BAD_STATE" false Never "The frame is not allowed now: Hello comes first, and only once." "Wait for Welcome before anything else; send Hello once."
     1004 HandshakeTimeout "HANDSHAKE_TIMEOUT" true Now "No complete Hello within the time allowed." "Send Hello immediately after connecting."
     1005 FrameTimeout "FRAME_TIMEOUT" true Now "A frame was started but not completed in time." "Send each frame in one piece; check the network."
@@ -192,7 +192,7 @@ codes! {
     4018 TooLate "TOO_LATE" false Never "The time limit for this request has passed." "Ask an owner or admin of the group; operators set the limit with `limits.recall_ms`."
     4019 TooManyHidden "TOO_MANY_HIDDEN" false Never "The user has hidden the maximum number of single entries of this conversation." "Clear the history up to a seq; cleared entries do not count."
     4020 Muted "MUTED" false Never "The user is muted in this group." "Wait until an admin of the group ends the mute, then resend the content under a new id."
-    4021 BadSetting "BAD_SETTING" false Never "A setting or its value is unknown." "Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users)."
+    4021 BadSetting "BAD_SETTING" false Never "A setting or its value is unknown." "Use the names and values of docs/http.md (groups and users) and of protocol/SPEC.md section 3 (settings of a login)."
     4022 AuditUnavailable "AUDIT_UNAVAILABLE" true After "The change can't be recorded in the audit log, so it was not made." "Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node."
     4023 LeftOut "LEFT_OUT" false Never "The live room gets more messages than it passes on, and this one was left out." "Nothing to do; send later what is still of interest, under a new msgId. Operators: `rooms.rate`, and `PUT /v1/users/{user}/prio` for senders that matter."
     4024 TooManyWatches "TOO_MANY_WATCHES" false Never "This connection, or its user on this node, watches the maximum number of conversations." "End a watch first: one connection has at most 32, and one user `limits.watches_per_user` on a node."

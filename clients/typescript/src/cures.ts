@@ -6,7 +6,7 @@ import { LOCAL_CURES } from './local_cures.js';
 export const CURES: Readonly<Record<string, string>> = {
   MALFORMED: 'Check the framing and the schema version of the client.',
   FRAME_TOO_LARGE: 'Send smaller frames; put large things elsewhere and send a reference.',
-  UNSUPPORTED: 'Check the broker\'s version; update the broker, or do not send this frame.',
+  UNSUPPORTED: 'Check the broker\'s version and, for `watch`, its settings `limits.watched_max` and `limits.watch_direct`; update the broker, or do not send this frame.',
   BAD_STATE: 'Wait for Welcome before anything else; send Hello once.',
   HANDSHAKE_TIMEOUT: 'Send Hello immediately after connecting.',
   FRAME_TIMEOUT: 'Send each frame in one piece; check the network.',
@@ -63,7 +63,7 @@ export const CURES: Readonly<Record<string, string>> = {
   TOO_LATE: 'Ask an owner or admin of the group; operators set the limit with `limits.recall_ms`.',
   TOO_MANY_HIDDEN: 'Clear the history up to a seq; cleared entries do not count.',
   MUTED: 'Wait until an admin of the group ends the mute, then resend the content under a new id.',
-  BAD_SETTING: 'Use the names and values of docs/http.md (groups) and of protocol/SPEC.md section 3 (users).',
+  BAD_SETTING: 'Use the names and values of docs/http.md (groups and users) and of protocol/SPEC.md section 3 (settings of a login).',
   AUDIT_UNAVAILABLE: 'Repair the disk of the audit file (admin.audit_file), then send the request again; SIGTERM still drains the node.',
   LEFT_OUT: 'Nothing to do; send later what is still of interest, under a new msgId. Operators: `rooms.rate`, and `PUT /v1/users/{user}/prio` for senders that matter.',
   TOO_MANY_WATCHES: 'End a watch first: one connection has at most 32, and one user `limits.watches_per_user` on a node.',

@@ -9,6 +9,6 @@ export const LOCAL_CURES: Readonly<Record<LocalName, string>> = {
   UNREACHABLE: 'Check the address and the network; for `wss:` and `tls:` also that the certificate names the host and its issuer is trusted (Node: NODE_EXTRA_CA_CERTS).',
   NO_TOKEN: 'Check the function `token`; it is called again after a wait.',
   NO_ADDRESS: 'Check `addresses` or `assign`.',
-  UNSUPPORTED: 'Serve tabs.js next to the client, over HTTPS or on localhost, or leave out `tabs` and `outbox`; for `react` and `watch`, connect to a node of a version that has them.',
+  UNSUPPORTED: 'Serve tabs.js next to the client, over HTTPS or on localhost, or leave out `tabs` and `outbox`; for `react` and `watch`, connect to a node whose version has them and whose settings allow them.',
   OTHER_USER: 'Close the client and connect another one for the other user.',
 };

@@ -1,0 +1,1 @@
+import{Na as l,ea as o}from"./chunk-BDVMA7AO.js";function a({it:t}){return o("details",{class:"runbook",children:[o("summary",{children:"What to do"}),o("ol",{children:t.steps.map(s=>o("li",{children:s}))}),o("p",{class:"quiet small",children:["All steps: section ",t.alert," of ",o("code",{children:l})," in the repository."]})]})}export{a};

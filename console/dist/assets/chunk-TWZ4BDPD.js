@@ -1,0 +1,1 @@
+import{a as e,ea as n}from"./chunk-BDVMA7AO.js";function c({text:o}){let r=o.split("`");return r.length%2===0?n(e,{children:o}):n(e,{children:r.map((t,d)=>d%2===1?n("code",{children:t}):t)})}export{c as a};
