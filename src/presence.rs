@@ -109,12 +109,17 @@ impl PresenceWatches {
     /// Notes that a shard had no room for a report to these watchers: it does not count against them.
     pub fn note_no_room(&self, watchers: &[ConnKey], conversation: &ConversationId, is_last: bool) {
         self.metrics.presence_dropped.increment(watchers.len() as u64);
+        let mut machine = self.machine.lock();
         for watcher in watchers {
             if is_last {
-                self.repeat_last(*watcher, conversation);
+                machine.handle_last_dropped(*watcher, conversation);
             } else {
-                self.machine.lock().handle_no_room(*watcher, conversation);
+                machine.handle_no_room(*watcher, conversation);
             }
+        }
+        if is_last {
+            // The task waits if nothing else is watched.
+            self.has_watches.notify_one();
         }
     }
 

@@ -1,6 +1,10 @@
 //! One round: reads and lookups that are due, then the reports to the shards.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use tidegate_protocol::{
@@ -208,20 +212,36 @@ impl RoundParts<'_> {
     /// Posts the reports, each encoded once for all watchers of its conversation.
     async fn report(&self) {
         let shards = self.shards.get().map(Vec::as_slice).unwrap_or_default();
+        let mut full = BTreeSet::new();
         for posted in 1.. {
             let report = self.watches.machine.lock().poll_report();
             let Some(report) = report else { return };
-            self.post(report, shards);
+            self.post(report, shards, &mut full);
             if posted % REPORTS_PER_TURN == 0 {
                 yield_now().await;
             }
         }
     }
 
-    fn post(&self, report: PresenceReport<ConnKey>, shards: &[ShardHandle]) {
+    /// Posts a report to the shards of its watchers, except those that had no room in this round, which are `full`.
+    fn post(&self, report: PresenceReport<ConnKey>, shards: &[ShardHandle], full: &mut BTreeSet<u8>) {
         let names = |users: Vec<UserId>| users.iter().map(UserId::to_string).collect();
         let (is_complete, is_last) = (report.is_complete(), report.is_last());
         let PresenceReport { conversation, watchers, online, offline, .. } = report;
+        let mut by_shard: BTreeMap<u8, Vec<ConnKey>> = BTreeMap::new();
+        for watcher in watchers {
+            by_shard.entry(watcher.shard).or_default().push(watcher);
+        }
+        by_shard.retain(|shard, watchers| {
+            let is_full = full.contains(shard);
+            if is_full {
+                self.watches.note_no_room(watchers, &conversation, is_last);
+            }
+            !is_full
+        });
+        if by_shard.is_empty() {
+            return;
+        }
         let presence = pb::Presence {
             conversation: conversation.to_string(),
             online: names(online),
@@ -231,10 +251,6 @@ impl RoundParts<'_> {
         };
         let frame = pb::ServerFrame { id: 0, body: Some(FrameBody::Presence(presence)) };
         let frame = Arc::new(PushFrame::new(&frame));
-        let mut by_shard: BTreeMap<u8, Vec<ConnKey>> = BTreeMap::new();
-        for watcher in watchers {
-            by_shard.entry(watcher.shard).or_default().push(watcher);
-        }
         for (shard, watchers) in by_shard {
             let mail = PresenceFrame {
                 conversation: conversation.clone(),
@@ -245,6 +261,7 @@ impl RoundParts<'_> {
             let is_posted =
                 shards.get(usize::from(shard)).is_some_and(|it| it.try_post(Mail::Presence(mail)));
             if !is_posted {
+                full.insert(shard);
                 self.watches.note_no_room(&watchers, &conversation, is_last);
             }
         }
