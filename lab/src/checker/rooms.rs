@@ -12,9 +12,9 @@
 //! left the room by itself, and whose node answered a later send, has got those that were accepted
 //! [`super::Budget::settle_ns`] before. Every fault that touches its node or its network delays both.
 //!
-//! An announcement counts what was dropped since the one before, which is written only when no message of the room waits.
-//! So it counts no message that was sent after it, and none whose time was over before a message that came before the
-//! former announcement was sent.
+//! An announcement counts no message that was sent after it, and may count each one that was sent before it. Losses of a
+//! connection's queue, of passes that are thinned under load, and between shards have counters of their own. So an
+//! announcement may overtake others, and need not count all that was lost before it.
 
 use std::{collections::BTreeMap, mem};
 
@@ -23,7 +23,7 @@ use foldhash::{HashMap, HashSet};
 use super::{
     Checker, HistoryEvent, Id,
     delivery::{Got, Session},
-    shed::{MissingMessage, ShedCount, uncounted},
+    shed::{ShedCount, uncounted},
 };
 
 /// Time in ns after which a library repeats a message that was refused for a while. Its history has no repetitions, which
@@ -57,8 +57,8 @@ struct Stay {
     joined: Option<usize>,
     /// Events of its first push and of its last.
     span: Option<(usize, usize)>,
-    /// Messages that came and were first sent after all that came before them.
-    arrivals: Vec<Arrival>,
+    /// First attempt of the message that was first sent last of those that came.
+    reach: Option<usize>,
     ids: HashSet<Id>,
     /// Announcements of missed messages, and events of those without a number.
     sheds: Vec<ShedCount>,
@@ -67,13 +67,6 @@ struct Stay {
     latest_sends: HashMap<u64, usize>,
     /// Event by which the connection was about to leave.
     parted: Option<usize>,
-}
-
-/// A message that came.
-struct Arrival {
-    at: usize,
-    /// Event of its first attempt.
-    sent: usize,
 }
 
 /// End of a stay in good order.
@@ -132,9 +125,7 @@ impl Checker<'_> {
         stay.span = Some((stay.span.map_or(got.at, |(first, _)| first), got.at));
         let is_new = stay.ids.insert(cid);
         let Some(send) = self.sends.get(&cid) else { return };
-        if stay.arrivals.last().is_none_or(|latest| latest.sent < send.first) {
-            stay.arrivals.push(Arrival { at: got.at, sent: send.first });
-        }
+        stay.reach = stay.reach.max(Some(send.first));
         // Each attempt is a message of its own, and is fanned out again.
         if send.attempts != 1 {
             return;
@@ -254,15 +245,6 @@ impl Checker<'_> {
         (by <= end.at).then_some(by)
     }
 
-    /// Returns the last announcement that may count a message which had to come `by` then: the first one after a message that
-    /// was sent later.
-    fn announced_until(&self, stay: &Stay, by: u64) -> Option<usize> {
-        let later = stay.arrivals.partition_point(|it| self.history.events[it.sent].at < by);
-        let after = stay.arrivals.get(later)?.at;
-        let next = stay.sheds.partition_point(|shed| shed.at < after);
-        stay.sheds.get(next).map(|shed| shed.at)
-    }
-
     /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before
     /// another one that came, or before the stay ended in good order.
     fn check_stay(&mut self, number: u64, conv: Id, stay: &Stay) {
@@ -271,7 +253,7 @@ impl Checker<'_> {
         let here = self.rooms.nodes.get(&number).copied();
         let time = |at: usize| self.history.events[at].at;
         let end = self.good_end(number, session, stay);
-        let reach = stay.arrivals.last().map(|latest| latest.sent);
+        let reach = stay.reach;
         let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
         let start = acks.partition_point(|(at, _)| *at < since);
         let may_be_due =
@@ -296,7 +278,7 @@ impl Checker<'_> {
             } else if there != here && stay.uncounted.iter().any(is_reported) {
                 unnumbered += 1;
             } else {
-                missing.push(MissingMessage { sent: send.first, until: self.announced_until(stay, by) });
+                missing.push(send.first);
             }
         }
         self.report.talks += talks;
