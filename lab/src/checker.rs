@@ -167,6 +167,9 @@ pub struct CheckReport {
     pub talks_uncounted: u64,
     /// See [`Self::talks`].
     pub talks_lost: u64,
+    /// Members that left a live room by themselves and were judged by that: a message was due by then, and no later one that
+    /// came shows it.
+    pub leavers: u64,
     /// Read marks that were acked, and states compared with the log.
     pub reads: u64,
     /// See [`Self::reads`].

@@ -23,6 +23,7 @@ use foldhash::{HashMap, HashSet};
 use super::{
     Checker, HistoryEvent, Id,
     delivery::{Got, Session},
+    sends::Send,
     shed::{ShedCount, uncounted},
 };
 
@@ -67,6 +68,16 @@ struct Stay {
     latest_sends: HashMap<u64, usize>,
     /// Event by which the connection was about to leave.
     parted: Option<usize>,
+}
+
+/// An accepted message to a room, for a connection that is in it.
+struct Talk<'a> {
+    /// Event of its ack.
+    at: usize,
+    cid: Id,
+    send: &'a Send,
+    /// Nodes of the speaker and of the connection.
+    nodes: (Option<Id>, Option<Id>),
 }
 
 /// End of a stay in good order.
@@ -245,45 +256,62 @@ impl Checker<'_> {
         (by <= end.at).then_some(by)
     }
 
+    /// Returns the accepted messages of other devices to a room that were sent after a connection learned, by the event
+    /// `since`, that it is in the room.
+    fn talks_to(&self, number: u64, conv: Id, since: usize) -> impl Iterator<Item = Talk<'_>> {
+        let listener = self.sessions.open.get(&number).map(|it| (it.user, it.device));
+        let here = self.rooms.nodes.get(&number).copied();
+        let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
+        let start = acks.partition_point(|(at, _)| *at < since);
+        acks[start..].iter().filter_map(move |(at, cid)| {
+            let send = self.sends.get(cid)?;
+            let is_due = send.first >= since && Some((send.user, send.device)) != listener;
+            let there = self.rooms.nodes.get(&send.last.1).copied();
+            is_due.then_some(Talk { at: *at, cid: *cid, send, nodes: (there, here) })
+        })
+    }
+
+    /// Returns whether the speaker's node was killed before it had to have passed the message on to another node.
+    fn is_lost_with_node(&self, talk: &Talk<'_>, by: u64) -> bool {
+        let (there, here) = talk.nodes;
+        let sent = self.history.events[talk.send.last.0].at;
+        let died = |(node, when): &(Id, u64)| Some(*node) == there && (sent..=by).contains(when);
+        there != here && self.rooms.downs.iter().any(died)
+    }
+
     /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before
     /// another one that came, or before the stay ended in good order.
     fn check_stay(&mut self, number: u64, conv: Id, stay: &Stay) {
         let Some(since) = stay.joined.or(stay.span.map(|(first, _)| first)) else { return };
         let Some(session) = self.sessions.open.get(&number).copied() else { return };
-        let here = self.rooms.nodes.get(&number).copied();
         let time = |at: usize| self.history.events[at].at;
         let end = self.good_end(number, session, stay);
         let reach = stay.reach;
-        let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
-        let start = acks.partition_point(|(at, _)| *at < since);
         let may_be_due =
             |at: usize| reach.is_some_and(|reach| at < reach) || end.is_some_and(|end| time(at) <= end.at);
         let (mut talks, mut missing, mut unnumbered, mut lost) = (0, Vec::new(), 0, 0);
-        for (at, cid) in acks[start..].iter().take_while(|(at, _)| may_be_due(*at)) {
-            let Some(send) = self.sends.get(cid) else { continue };
-            if send.first < since || (send.user, send.device) == (session.user, session.device) {
-                continue;
-            }
-            let there = self.rooms.nodes.get(&send.last.1).copied();
-            let Some(by) = self.due_by(time(*at), (there, here), reach.map(time), end) else { continue };
+        let mut is_judged_by_leave = false;
+        for talk in self.talks_to(number, conv, since).take_while(|talk| may_be_due(talk.at)) {
+            let Some(by) = self.due_by(time(talk.at), talk.nodes, reach.map(time), end) else { continue };
             talks += 1;
-            if stay.ids.contains(cid) {
+            is_judged_by_leave |= stay.parted.is_some() && reach.is_none_or(|reach| by > time(reach));
+            if stay.ids.contains(&talk.cid) {
                 continue;
             }
-            let died =
-                |(node, when): &(Id, u64)| Some(*node) == there && (time(send.last.0)..=by).contains(when);
-            let is_reported = |at: &usize| *at > send.first && time(*at) <= by;
-            if there != here && self.rooms.downs.iter().any(died) {
+            let (there, here) = talk.nodes;
+            let is_reported = |at: &usize| *at > talk.send.first && time(*at) <= by;
+            if self.is_lost_with_node(&talk, by) {
                 lost += 1;
             } else if there != here && stay.uncounted.iter().any(is_reported) {
                 unnumbered += 1;
             } else {
-                missing.push(send.first);
+                missing.push(talk.send.first);
             }
         }
         self.report.talks += talks;
         self.report.talks_uncounted += unnumbered;
         self.report.talks_lost += lost;
+        self.report.leavers += u64::from(is_judged_by_leave);
         let (all, silent) = (missing.len(), uncounted(missing, &stay.sheds));
         if silent > 0 {
             let at = stay.span.map_or(since, |(_, last)| last);

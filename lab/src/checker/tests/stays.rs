@@ -138,6 +138,11 @@ fn leaver(time: u64) -> Tape {
 #[test]
 fn member_that_gets_nothing_until_it_leaves_is_named() {
     let tape = leaver(9 * S);
+    let judged = |tape: &Tape| check(&tape.history(), Budget::default()).leavers;
+    assert_eq!((judged(&tape), judged(&leaver(7 * S)), judged(&losses())), (1, 0, 0));
+    let mut complete = quiet_hall();
+    add_after(&mut complete.0, S, HistoryEvent::Parted { session: 2, conv: ROOM });
+    assert_eq!(judged(&complete), 0, "the connection was not answered after it");
     assert_eq!(tape.with(|_| ()), ["shed-untold"]);
     assert!(leaver(7 * S).with(|_| ()).is_empty(), "that is too soon");
     let unanswered = tape.with(|it| drop(it.pop()));
