@@ -30,7 +30,7 @@
 //! | `unread-drift` | the unread count of a state differs from the messages of others above its read mark in the log |
 //! | `unread-total` | the total of a sync differs from the sum of its states |
 //! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
-//! | `slow-recovery` | after a fault ended, or in all the time between faults since the last ack, a client waited for longer than the budget |
+//! | `slow-recovery` | after a fault ended, or in all the time between faults since the last ack, no client got an ack for longer than the budget, although one waited |
 //! | `unpushed` | in a calm history ([`Budget::push_ns`]) a connection got neither a push of a message nor a notice that it was left out |
 //! | `edit-misplaced` | an edit in the log names no message before it in its conversation |
 //! | `edit-unasked` | the log has an edit that no client asked for, or of another message |
@@ -93,7 +93,8 @@ const TOLD_MAX: usize = 20;
 /// Tolerances of the checker.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Longest time from the end of a fault to the next ack, and longest wait between two acks in which nothing was broken.
+    /// Longest time from the end of a fault to the next ack of any client, and longest wait between two acks in which nothing
+    /// was broken.
     pub recovery_ns: u64,
     /// A hole seen this shortly before the connection broke is counted, not judged.
     pub excuse_ns: u64,
