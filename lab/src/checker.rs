@@ -200,22 +200,14 @@ impl CheckReport {
 
 /// Checks a history. Its log rows are the truth: they were read from the store itself.
 pub fn check(history: &History, budget: Budget) -> CheckReport {
-    let mut checker = Checker {
-        history,
-        budget,
-        sends: HashMap::new(),
-        logs: HashMap::new(),
-        rooms: Rooms::default(),
-        sessions: Sessions::default(),
-        edits: Edits::default(),
-        report: CheckReport::default(),
-    };
+    let mut checker = Checker::new(history, budget);
     checker.index();
     checker.check_sends();
     checker.check_logs();
     checker.check_edits();
     checker.check_order();
     checker.check_deliveries();
+    checker.check_rooms();
     checker.check_marks();
     checker.check_presence();
     checker.check_availability();
@@ -237,7 +229,20 @@ struct Checker<'a> {
     report: CheckReport,
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
+    fn new(history: &'a History, budget: Budget) -> Self {
+        Self {
+            history,
+            budget,
+            sends: HashMap::new(),
+            logs: HashMap::new(),
+            rooms: Rooms::default(),
+            sessions: Sessions::default(),
+            edits: Edits::default(),
+            report: CheckReport::default(),
+        }
+    }
+
     fn broken(&mut self, rule: &'static str, event: usize, text: impl FnOnce(&History) -> String) {
         let count = self.report.broken.entry(rule).or_default();
         *count += 1;

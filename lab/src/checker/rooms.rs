@@ -31,6 +31,9 @@ use super::{
 /// may come after messages that it sent later.
 const LIBRARY_RETRY_NS: u64 = 500_000_000;
 
+/// Messages of live rooms that were due, by connection and room.
+pub(super) type OwedMessages = BTreeMap<(u64, Id), HashSet<Id>>;
+
 /// Messages of live rooms, and what connections got of them.
 #[derive(Default)]
 pub(super) struct Rooms {
@@ -277,6 +280,31 @@ impl Checker<'_> {
         let sent = self.history.events[talk.send.last.0].at;
         let died = |(node, when): &(Id, u64)| Some(*node) == there && (sent..=by).contains(when);
         there != here && self.rooms.downs.iter().any(died)
+    }
+
+    /// Returns the messages that had to come to each member by the end of its stay, whatever else came. The members are those
+    /// whose connection was intact when the run was quiet, and to which no loss was announced.
+    pub(super) fn owed_at_the_end(&mut self) -> OwedMessages {
+        self.note_accidents();
+        let mut owed = OwedMessages::new();
+        for ((number, conv), stay) in &self.rooms.stays {
+            if stay.parted.is_none() && stay.sheds.is_empty() && stay.uncounted.is_empty() {
+                owed.insert((*number, *conv), self.owed_to(*number, *conv, stay));
+            }
+        }
+        owed
+    }
+
+    fn owed_to(&self, number: u64, conv: Id, stay: &Stay) -> HashSet<Id> {
+        let (Some(since), Some(session)) = (stay.joined, self.sessions.open.get(&number).copied()) else {
+            return HashSet::default();
+        };
+        let end = self.good_end(number, session, stay);
+        let is_owed = |talk: &Talk<'_>| {
+            let by = self.due_by(self.history.events[talk.at].at, talk.nodes, None, end);
+            by.is_some_and(|by| !self.is_lost_with_node(talk, by))
+        };
+        self.talks_to(number, conv, since).filter(is_owed).map(|talk| talk.cid).collect()
     }
 
     /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before
