@@ -30,7 +30,7 @@
 //! | `unread-drift` | the unread count of a state differs from the messages of others above its read mark in the log |
 //! | `unread-total` | the total of a sync differs from the sum of its states |
 //! | `presence-diverged` | at the end a node reports a device as connected that is not, or the other way round |
-//! | `slow-recovery` | after a fault ended, or in all the time between faults since the last ack, a client waited for longer than the budget |
+//! | `slow-recovery` | after a fault ended, or in all the time between faults since the last ack, no client got an ack for longer than the budget, although one waited |
 //! | `unpushed` | in a calm history ([`Budget::push_ns`]) a connection got neither a push of a message nor a notice that it was left out |
 //! | `edit-misplaced` | an edit in the log names no message before it in its conversation |
 //! | `edit-unasked` | the log has an edit that no client asked for, or of another message |
@@ -93,7 +93,8 @@ const TOLD_MAX: usize = 20;
 /// Tolerances of the checker.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Longest time from the end of a fault to the next ack, and longest wait between two acks in which nothing was broken.
+    /// Longest time from the end of a fault to the next ack of any client, and longest wait between two acks in which nothing
+    /// was broken.
     pub recovery_ns: u64,
     /// A hole seen this shortly before the connection broke is counted, not judged.
     pub excuse_ns: u64,
@@ -167,6 +168,9 @@ pub struct CheckReport {
     pub talks_uncounted: u64,
     /// See [`Self::talks`].
     pub talks_lost: u64,
+    /// Members that left a live room by themselves and were judged by that: a message was due by then, and no later one that
+    /// came shows it.
+    pub leavers: u64,
     /// Read marks that were acked, and states compared with the log.
     pub reads: u64,
     /// See [`Self::reads`].
@@ -196,22 +200,14 @@ impl CheckReport {
 
 /// Checks a history. Its log rows are the truth: they were read from the store itself.
 pub fn check(history: &History, budget: Budget) -> CheckReport {
-    let mut checker = Checker {
-        history,
-        budget,
-        sends: HashMap::new(),
-        logs: HashMap::new(),
-        rooms: Rooms::default(),
-        sessions: Sessions::default(),
-        edits: Edits::default(),
-        report: CheckReport::default(),
-    };
+    let mut checker = Checker::new(history, budget);
     checker.index();
     checker.check_sends();
     checker.check_logs();
     checker.check_edits();
     checker.check_order();
     checker.check_deliveries();
+    checker.check_rooms();
     checker.check_marks();
     checker.check_presence();
     checker.check_availability();
@@ -233,7 +229,20 @@ struct Checker<'a> {
     report: CheckReport,
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
+    fn new(history: &'a History, budget: Budget) -> Self {
+        Self {
+            history,
+            budget,
+            sends: HashMap::new(),
+            logs: HashMap::new(),
+            rooms: Rooms::default(),
+            sessions: Sessions::default(),
+            edits: Edits::default(),
+            report: CheckReport::default(),
+        }
+    }
+
     fn broken(&mut self, rule: &'static str, event: usize, text: impl FnOnce(&History) -> String) {
         let count = self.report.broken.entry(rule).or_default();
         *count += 1;

@@ -2,7 +2,9 @@
 //!
 //! **Promise.** Once a fault has ended, the next ack comes within [`super::Budget::recovery_ns`] if a client waits for one. Faults that
 //! follow one another before that share one budget: from one ack to the next, the times in which nothing is broken and a
-//! client waits add up. The outages of what receives webhooks are no faults here, because no ack depends on it.
+//! client waits add up. The ack of any client ends the waits of all: a client or a conversation that gets none while others
+//! do is not judged, because it may have lost its answer. The outages of what receives webhooks are no faults here, because
+//! no ack depends on it.
 
 use foldhash::HashSet;
 
@@ -60,7 +62,7 @@ impl AckWait {
         }
     }
 
-    /// Notes an ack. Returns the sum of the waits for it.
+    /// Notes an ack, which ends the waits of all clients. Returns the sum of the waits for it.
     fn ack(&mut self, now: u64) -> u64 {
         self.sent.clear();
         self.update(now);

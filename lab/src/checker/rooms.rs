@@ -12,9 +12,9 @@
 //! left the room by itself, and whose node answered a later send, has got those that were accepted
 //! [`super::Budget::settle_ns`] before. Every fault that touches its node or its network delays both.
 //!
-//! An announcement counts what was dropped since the one before, which is written only when no message of the room waits.
-//! So it counts no message that was sent after it, and none whose time was over before a message that came before the
-//! former announcement was sent.
+//! An announcement counts no message that was sent after it, and may count each one that was sent before it. Losses of a
+//! connection's queue, of passes that are thinned under load, and between shards have counters of their own. So an
+//! announcement may overtake others, and need not count all that was lost before it.
 
 use std::{collections::BTreeMap, mem};
 
@@ -23,12 +23,16 @@ use foldhash::{HashMap, HashSet};
 use super::{
     Checker, HistoryEvent, Id,
     delivery::{Got, Session},
-    shed::{MissingMessage, ShedCount, uncounted},
+    sends::Send,
+    shed::{ShedCount, uncounted},
 };
 
 /// Time in ns after which a library repeats a message that was refused for a while. Its history has no repetitions, which
 /// may come after messages that it sent later.
 const LIBRARY_RETRY_NS: u64 = 500_000_000;
+
+/// Messages of live rooms that were due, by connection and room.
+pub(super) type OwedMessages = BTreeMap<(u64, Id), HashSet<Id>>;
 
 /// Messages of live rooms, and what connections got of them.
 #[derive(Default)]
@@ -57,8 +61,8 @@ struct Stay {
     joined: Option<usize>,
     /// Events of its first push and of its last.
     span: Option<(usize, usize)>,
-    /// Messages that came and were first sent after all that came before them.
-    arrivals: Vec<Arrival>,
+    /// First attempt of the message that was first sent last of those that came.
+    reach: Option<usize>,
     ids: HashSet<Id>,
     /// Announcements of missed messages, and events of those without a number.
     sheds: Vec<ShedCount>,
@@ -69,11 +73,14 @@ struct Stay {
     parted: Option<usize>,
 }
 
-/// A message that came.
-struct Arrival {
+/// An accepted message to a room, for a connection that is in it.
+struct Talk<'a> {
+    /// Event of its ack.
     at: usize,
-    /// Event of its first attempt.
-    sent: usize,
+    cid: Id,
+    send: &'a Send,
+    /// Nodes of the speaker and of the connection.
+    nodes: (Option<Id>, Option<Id>),
 }
 
 /// End of a stay in good order.
@@ -132,9 +139,7 @@ impl Checker<'_> {
         stay.span = Some((stay.span.map_or(got.at, |(first, _)| first), got.at));
         let is_new = stay.ids.insert(cid);
         let Some(send) = self.sends.get(&cid) else { return };
-        if stay.arrivals.last().is_none_or(|latest| latest.sent < send.first) {
-            stay.arrivals.push(Arrival { at: got.at, sent: send.first });
-        }
+        stay.reach = stay.reach.max(Some(send.first));
         // Each attempt is a message of its own, and is fanned out again.
         if send.attempts != 1 {
             return;
@@ -254,13 +259,52 @@ impl Checker<'_> {
         (by <= end.at).then_some(by)
     }
 
-    /// Returns the last announcement that may count a message which had to come `by` then: the first one after a message that
-    /// was sent later.
-    fn announced_until(&self, stay: &Stay, by: u64) -> Option<usize> {
-        let later = stay.arrivals.partition_point(|it| self.history.events[it.sent].at < by);
-        let after = stay.arrivals.get(later)?.at;
-        let next = stay.sheds.partition_point(|shed| shed.at < after);
-        stay.sheds.get(next).map(|shed| shed.at)
+    /// Returns the accepted messages of other devices to a room that were sent after a connection learned, by the event
+    /// `since`, that it is in the room.
+    fn talks_to(&self, number: u64, conv: Id, since: usize) -> impl Iterator<Item = Talk<'_>> {
+        let listener = self.sessions.open.get(&number).map(|it| (it.user, it.device));
+        let here = self.rooms.nodes.get(&number).copied();
+        let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
+        let start = acks.partition_point(|(at, _)| *at < since);
+        acks[start..].iter().filter_map(move |(at, cid)| {
+            let send = self.sends.get(cid)?;
+            let is_due = send.first >= since && Some((send.user, send.device)) != listener;
+            let there = self.rooms.nodes.get(&send.last.1).copied();
+            is_due.then_some(Talk { at: *at, cid: *cid, send, nodes: (there, here) })
+        })
+    }
+
+    /// Returns whether the speaker's node was killed before it had to have passed the message on to another node.
+    fn is_lost_with_node(&self, talk: &Talk<'_>, by: u64) -> bool {
+        let (there, here) = talk.nodes;
+        let sent = self.history.events[talk.send.last.0].at;
+        let died = |(node, when): &(Id, u64)| Some(*node) == there && (sent..=by).contains(when);
+        there != here && self.rooms.downs.iter().any(died)
+    }
+
+    /// Returns the messages that had to come to each member by the end of its stay, whatever else came. The members are those
+    /// whose connection was intact when the run was quiet, and to which no loss was announced.
+    pub(super) fn owed_at_the_end(&mut self) -> OwedMessages {
+        self.note_accidents();
+        let mut owed = OwedMessages::new();
+        for ((number, conv), stay) in &self.rooms.stays {
+            if stay.parted.is_none() && stay.sheds.is_empty() && stay.uncounted.is_empty() {
+                owed.insert((*number, *conv), self.owed_to(*number, *conv, stay));
+            }
+        }
+        owed
+    }
+
+    fn owed_to(&self, number: u64, conv: Id, stay: &Stay) -> HashSet<Id> {
+        let (Some(since), Some(session)) = (stay.joined, self.sessions.open.get(&number).copied()) else {
+            return HashSet::default();
+        };
+        let end = self.good_end(number, session, stay);
+        let is_owed = |talk: &Talk<'_>| {
+            let by = self.due_by(self.history.events[talk.at].at, talk.nodes, None, end);
+            by.is_some_and(|by| !self.is_lost_with_node(talk, by))
+        };
+        self.talks_to(number, conv, since).filter(is_owed).map(|talk| talk.cid).collect()
     }
 
     /// Checks the messages that were sent after the connection joined and had to come, or to be announced, before
@@ -268,40 +312,34 @@ impl Checker<'_> {
     fn check_stay(&mut self, number: u64, conv: Id, stay: &Stay) {
         let Some(since) = stay.joined.or(stay.span.map(|(first, _)| first)) else { return };
         let Some(session) = self.sessions.open.get(&number).copied() else { return };
-        let here = self.rooms.nodes.get(&number).copied();
         let time = |at: usize| self.history.events[at].at;
         let end = self.good_end(number, session, stay);
-        let reach = stay.arrivals.last().map(|latest| latest.sent);
-        let acks = self.rooms.acks.get(&conv).map_or(&[][..], Vec::as_slice);
-        let start = acks.partition_point(|(at, _)| *at < since);
+        let reach = stay.reach;
         let may_be_due =
             |at: usize| reach.is_some_and(|reach| at < reach) || end.is_some_and(|end| time(at) <= end.at);
         let (mut talks, mut missing, mut unnumbered, mut lost) = (0, Vec::new(), 0, 0);
-        for (at, cid) in acks[start..].iter().take_while(|(at, _)| may_be_due(*at)) {
-            let Some(send) = self.sends.get(cid) else { continue };
-            if send.first < since || (send.user, send.device) == (session.user, session.device) {
-                continue;
-            }
-            let there = self.rooms.nodes.get(&send.last.1).copied();
-            let Some(by) = self.due_by(time(*at), (there, here), reach.map(time), end) else { continue };
+        let mut is_judged_by_leave = false;
+        for talk in self.talks_to(number, conv, since).take_while(|talk| may_be_due(talk.at)) {
+            let Some(by) = self.due_by(time(talk.at), talk.nodes, reach.map(time), end) else { continue };
             talks += 1;
-            if stay.ids.contains(cid) {
+            is_judged_by_leave |= stay.parted.is_some() && reach.is_none_or(|reach| by > time(reach));
+            if stay.ids.contains(&talk.cid) {
                 continue;
             }
-            let died =
-                |(node, when): &(Id, u64)| Some(*node) == there && (time(send.last.0)..=by).contains(when);
-            let is_reported = |at: &usize| *at > send.first && time(*at) <= by;
-            if there != here && self.rooms.downs.iter().any(died) {
+            let (there, here) = talk.nodes;
+            let is_reported = |at: &usize| *at > talk.send.first && time(*at) <= by;
+            if self.is_lost_with_node(&talk, by) {
                 lost += 1;
             } else if there != here && stay.uncounted.iter().any(is_reported) {
                 unnumbered += 1;
             } else {
-                missing.push(MissingMessage { sent: send.first, until: self.announced_until(stay, by) });
+                missing.push(talk.send.first);
             }
         }
         self.report.talks += talks;
         self.report.talks_uncounted += unnumbered;
         self.report.talks_lost += lost;
+        self.report.leavers += u64::from(is_judged_by_leave);
         let (all, silent) = (missing.len(), uncounted(missing, &stay.sheds));
         if silent > 0 {
             let at = stay.span.map_or(since, |(_, last)| last);

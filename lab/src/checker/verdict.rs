@@ -12,7 +12,7 @@ impl CheckReport {
     pub fn judge(&self) -> anyhow::Result<()> {
         eprintln!(
             "checked: {} rows, {} entries received ({} repeated, {} late, {} pulled), {} refused, {} gaps announced, {} excused, {} faults, longest recovery {} ms; \
-             {} marks read, {} states and {} presences reported; webhooks: {} events taken, {} of them again; rooms: {} messages due, {} shed, {} lost and announced without number, {} with their node",
+             {} marks read, {} states and {} presences reported; webhooks: {} events taken, {} of them again; rooms: {} messages due, {} shed, {} lost and announced without number, {} with their node, {} members judged when they left",
             self.rows,
             self.pushes,
             self.repeated,
@@ -32,6 +32,7 @@ impl CheckReport {
             self.shed,
             self.talks_uncounted,
             self.talks_lost,
+            self.leavers,
         );
         if self.is_clean() {
             return Ok(());

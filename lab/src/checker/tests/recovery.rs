@@ -86,6 +86,21 @@ fn time_without_a_wait_or_with_a_fault_does_not_count() {
 }
 
 #[test]
+fn ack_of_any_client_ends_the_waits_of_all() {
+    let mut broken = Broken::default();
+    broken.fault("kill", 0..4);
+    broken.send(5, "w1");
+    for from in [10, 30, 50, 70] {
+        let cid = format!("x{from}");
+        broken.send(from, &cid);
+        broken.ok(from + 1, &cid);
+    }
+    let report = broken.report();
+    assert!(report.is_clean(), "{:#?}", report.violations);
+    assert_eq!(report.longest_recovery_ns, 7 * S);
+}
+
+#[test]
 fn outage_of_a_receiver_of_webhooks_does_not_restart_the_budget() {
     let mut broken = Broken::default();
     broken.fault("kill", 0..4);
