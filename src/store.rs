@@ -388,8 +388,8 @@ pub trait Store:
     /// Merges the settings in `now` over the user's stored settings and returns the result; empty `now` only reads.
     ///
     /// Settings are as durable as marks. Of two concurrent calls, neither loses a setting that only it contains. A dropped
-    /// call takes effect before every change by a call that begins later, or not at all; a call that changes nothing only
-    /// reads, and does not wait for a change that is being committed.
+    /// call takes effect before every change by a call that begins later, or not at all. A call that sets neither `push` nor
+    /// `presence`, and changes nothing, only reads, and does not wait for a change that is being committed.
     async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError>;
 
     /// Returns one page of history by exclusive cursor, in one snapshot (flaw S17).

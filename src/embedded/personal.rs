@@ -78,23 +78,34 @@ impl Writer {
             return;
         }
         match self.save_settings(user, now) {
+            Ok(settings) if self.unsynced == 0 => drop(reply.send(Ok(settings))),
             Ok(settings) => self.confirms.add(reply, settings),
             Err(error) => drop(reply.send(Err(error))),
         }
     }
 
-    /// Writes user settings like marks, and returns the merged settings.
+    /// Writes user settings like marks if they change, and returns the merged settings.
     fn save_settings(&mut self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
+        let before = self.stored_settings(user)?;
+        let settings = now.over(before);
+        if settings == before {
+            return Ok(settings);
+        }
         self.check_usable()?;
-        let mut settings = now;
         self.write(PersistMode::Buffer, |database, _, batch| {
             let key = codec::user_settings_key(user);
-            let before = database.state.get(&key).map_err(DatabaseError::from)?;
-            settings =
-                now.over(before.map(|value| codec::user_settings(&value)).transpose()?.unwrap_or_default());
             batch.insert(&database.state, key, codec::put_user_settings(&settings));
             Ok(())
         })?;
         Ok(settings)
+    }
+
+    fn stored_settings(&self, user: &UserId) -> Result<UserSettings, StoreError> {
+        let database = self.core.database.read();
+        let Some(database) = &*database else {
+            return Err(StoreError::Unavailable("the database is being reopened".to_owned()));
+        };
+        let value = database.state.get(codec::user_settings_key(user)).map_err(DatabaseError::from)?;
+        Ok(value.map(|value| codec::user_settings(&value)).transpose()?.unwrap_or_default())
     }
 }

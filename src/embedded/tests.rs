@@ -6,7 +6,7 @@ use tidegate_protocol::settings::{Push, UserSettings, Visibility};
 use super::*;
 use crate::{
     revocation::{Revocation, RevokedTokens},
-    store::{Mark, Personal, UserState},
+    store::{ConversationLists as _, Mark, Personal, Store as _, UserState},
     supervised::{self, contained},
 };
 
@@ -108,6 +108,61 @@ async fn change_whose_caller_has_left_is_not_made() {
         Ok(found?)
     });
     assert_eq!(stored.await, Ok(vec![true, false, false]));
+}
+
+/// Disk on which a commit hangs while `hangs` is set.
+#[derive(Default)]
+struct HangingDisk {
+    hangs: AtomicBool,
+    has_hung: AtomicBool,
+}
+
+impl Disk for HangingDisk {
+    fn free(&self, path: &Path) -> io::Result<u64> {
+        RealDisk.free(path)
+    }
+
+    fn before_commit(&self) -> io::Result<()> {
+        while self.hangs.load(Ordering::SeqCst) {
+            self.has_hung.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+/// A caller gets an error for a change whose commit hangs, and sends what is to hold instead: a read does not see the change
+/// yet.
+#[tokio::test]
+async fn stored_setting_waits_for_a_change_being_committed() {
+    let name = format!("tidegate-engine-{}-{:x}", std::process::id(), rand::random::<u64>());
+    let folder = Folder(std::env::temp_dir().join(name));
+    let disk = Arc::new(HangingDisk::default());
+    let config = EngineConfig {
+        path: folder.0.clone(),
+        partitions: 1,
+        free_bytes_min: 0,
+        disk: Arc::clone(&disk) as Arc<dyn Disk>,
+    };
+    let engine = Arc::new(Engine::open(config).unwrap());
+    let store = EmbeddedStore::new(Arc::clone(&engine));
+    let ann = UserId::new("ann").unwrap();
+    let [off, on] = [Visibility::Off, Visibility::On]
+        .map(|presence| UserSettings { presence: Some(presence), ..UserSettings::default() });
+    assert_eq!(store.merge_settings(&ann, off).await, Ok(off));
+    disk.hangs.store(true, Ordering::SeqCst);
+    let mut late = Box::pin(engine.save_settings(ann.clone(), on));
+    let first = late.as_mut().now_or_never();
+    while !disk.has_hung.load(Ordering::SeqCst) {
+        tokio::task::yield_now().await;
+    }
+    drop(late);
+    let mut later = store.merge_settings(&ann, off);
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut later).await;
+    disk.hangs.store(false, Ordering::SeqCst);
+    assert!(first.is_none() && early.is_err(), "{first:?} {early:?}");
+    assert_eq!(later.await, Ok(off));
+    assert_eq!(store.settings_of(&[ann]).await, Ok(vec![off]));
 }
 
 /// The bytes without a preference and a bound are those of former versions, which read the others up to these.

@@ -52,7 +52,7 @@ pub(super) struct Writer {
     /// Whether a commit met a full disk: the database accepts no writes until it is reopened. Reads still work.
     is_stuck: bool,
     /// Bytes at the end of the journal that are not synced.
-    unsynced: u64,
+    pub(super) unsynced: u64,
     /// Replies that wait for a sync of those bytes.
     pub(super) confirms: PendingConfirms,
     key_sweep: KeySweep,

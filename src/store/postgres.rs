@@ -46,7 +46,7 @@ use self::{
     connect::Source,
     error::PostgresError,
     key_partitions::KeyPartitions,
-    marks::{MarksUpdate, SettingsQuery},
+    marks::{MarksUpdate, SettingsQuery, SettingsUpdate},
     owner::Archive,
     owner::SmallArchive,
     queries::{MembershipsQuery, SummaryQuery},
@@ -116,6 +116,7 @@ struct Core {
     summaries: Batcher<SummaryQuery>,
     newest: Batcher<NewestQuery>,
     settings: Batcher<SettingsQuery>,
+    settings_updates: Batcher<SettingsUpdate>,
     loads: Batcher<Load>,
     small_archives: Batcher<SmallArchive>,
     /// Whether archives write the feed.
@@ -170,6 +171,7 @@ impl PostgresStore {
             summaries: Batcher::default(),
             newest: Batcher::default(),
             settings: Batcher::default(),
+            settings_updates: Batcher::default(),
             loads: Batcher::default(),
             small_archives: Batcher::default(),
             writes_feed: AtomicBool::new(true),
@@ -384,14 +386,7 @@ impl Store for PostgresStore {
     }
 
     async fn merge_settings(&self, user: &UserId, now: UserSettings) -> Result<UserSettings, StoreError> {
-        let before = send(&self.core, SettingsQuery(user.clone())).await?;
-        // Most logins do not change the settings, and only read.
-        if now.over(before) == before {
-            return Ok(before);
-        }
-        let core = &*self.core;
-        core.run(move || async move { marks::merge_settings(&mut core.readers().await?, user, now).await })
-            .await
+        marks::merge_settings(&self.core, user, now).await
     }
 
     async fn page(&self, conversation: &ConversationId, query: PageQuery) -> Result<Page, StoreError> {

@@ -60,7 +60,8 @@ where
     }
 }
 
-/// Makes a change in a turn of the caller. It ends with the wait of its caller, and undoes no later one.
+/// Makes a change in a turn of the caller. It ends with the wait of its caller, and undoes no later one. The turn ends, too: the
+/// store bounds the changes that it still works on, and keeps their connections.
 pub(in crate::api) async fn change_in_turn<T, F>(
     api: &Api,
     caller: &Caller,
@@ -77,9 +78,9 @@ where
     changed.ok_or_else(not_confirmed)?
 }
 
-/// Returns the problem of a change of a setting that has ended with the wait of its caller.
+/// Returns the problem of a change of a setting that has ended with the wait of its caller. The store may be committing it.
 pub(super) fn not_confirmed() -> Problem {
-    let why = "not confirmed in time: it is done already or not at all, and can be repeated";
+    let why = "not confirmed in time: it may be done or not, undoes no later change, and can be repeated";
     Problem(Code::StoreUnavailable, why.into())
 }
 

@@ -1,7 +1,7 @@
 //! Marks and settings of users, and their removal. Rows are locked in the order of their names, which prevents deadlocks.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Weak},
 };
 
@@ -50,16 +50,24 @@ CROSS JOIN LATERAL (
     FROM wishes w WHERE w.user_id = n.user_id LIMIT 1
 ) w";
 
-const INSERT_SETTINGS: &str = "INSERT INTO wishes (user_id) VALUES ($1) ON CONFLICT DO NOTHING";
+const INSERT_SETTINGS: &str = "
+INSERT INTO wishes (user_id) SELECT * FROM unnest($1::text[]) ON CONFLICT DO NOTHING";
 
 const LOCK_SETTINGS: &str = "
-SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence
-FROM wishes WHERE user_id = $1 FOR UPDATE";
+SELECT n.place, w.* FROM unnest($1::text[]) WITH ORDINALITY AS n(user_id, place)
+CROSS JOIN LATERAL (
+    SELECT ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence
+    FROM wishes w WHERE w.user_id = n.user_id LIMIT 1 FOR UPDATE
+) w";
 
 const PUT_SETTINGS: &str = "
-UPDATE wishes SET ack_timeout_ms = $2, ack_tries = $3, heartbeat_ms = $4, unread = $5, retention = $6, search = $7,
-    push = $8, presence = $9
-WHERE user_id = $1";
+INSERT INTO wishes (user_id, ack_timeout_ms, ack_tries, heartbeat_ms, unread, retention, search, push, presence)
+SELECT * FROM unnest(
+    $1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[]
+) ON CONFLICT (user_id) DO UPDATE SET
+    ack_timeout_ms = EXCLUDED.ack_timeout_ms, ack_tries = EXCLUDED.ack_tries, heartbeat_ms = EXCLUDED.heartbeat_ms,
+    unread = EXCLUDED.unread, retention = EXCLUDED.retention, search = EXCLUDED.search, push = EXCLUDED.push,
+    presence = EXCLUDED.presence";
 
 const DELETE_MARKS: &str = "DELETE FROM marks WHERE user_id = $1 AND conversation = ANY($2::text[])";
 
@@ -149,28 +157,103 @@ pub(super) async fn settings(
     Ok(all)
 }
 
-/// Merges the settings in `now` over a user's stored settings, writes and returns the result.
-pub(super) async fn merge_settings(
+/// Columns of settings.
+#[derive(Default)]
+struct SettingsColumns<'a> {
+    user: Vec<&'a str>,
+    /// Those of the ack timeout, the ack tries and the heartbeat.
+    numbers: [Vec<i64>; 3],
+    /// Those of `unread`, `retention`, `search`, `push` and `presence`.
+    words: [Vec<Option<&'static str>>; 5],
+}
+
+impl<'a> SettingsColumns<'a> {
+    fn push(&mut self, user: &'a str, settings: &UserSettings) {
+        self.user.push(user);
+        let numbers = [settings.ack_timeout_ms, settings.ack_tries, settings.heartbeat_ms];
+        for (column, number) in self.numbers.iter_mut().zip(numbers) {
+            column.push(i64::from(number));
+        }
+        let words = [
+            settings.unread.map(Unread::word),
+            settings.retention.map(Retention::word),
+            settings.search.map(Search::word),
+            settings.push.map(Push::word),
+            settings.presence.map(Visibility::word),
+        ];
+        for (column, word) in self.words.iter_mut().zip(words) {
+            column.push(word);
+        }
+    }
+}
+
+/// Merges each update over the stored settings of its user, in order, and returns the result for each.
+async fn merge_all(
     session: &mut Session,
+    updates: &[&SettingsUpdate],
+) -> Result<Vec<UserSettings>, PostgresError> {
+    let users: BTreeSet<&str> = updates.iter().map(|it| it.user.as_str()).collect();
+    let users: Vec<&str> = users.into_iter().collect();
+    let new = call(INSERT_SETTINGS, &[&users]);
+    let locked = call(LOCK_SETTINGS, &[&users]);
+    let found = session.begin(BEGIN, &[new, locked]).await?;
+    let mut of_user: BTreeMap<&str, UserSettings> = BTreeMap::new();
+    for row in found.last().into_iter().flatten() {
+        let mut reader = Reader::new(row);
+        let user = users.get(reader.index()?).copied().ok_or_else(damaged)?;
+        of_user.insert(user, reader.user_settings()?);
+    }
+    let mut changed: BTreeSet<&str> = BTreeSet::new();
+    let mut merged = Vec::with_capacity(updates.len());
+    for update in updates {
+        let user = update.user.as_str();
+        let settings = of_user.get_mut(user).ok_or_else(|| {
+            PostgresError::Retriable("settings of a user were removed concurrently".to_owned())
+        })?;
+        let now = update.now.over(*settings);
+        // Later changes wait for the lock, as those of marks.
+        if now != *settings && update.has_caller() {
+            *settings = now;
+            changed.insert(user);
+        }
+        merged.push(*settings);
+    }
+    let mut settings = SettingsColumns::default();
+    for user in changed {
+        if let Some(now) = of_user.get(user) {
+            settings.push(user, now);
+        }
+    }
+    if settings.user.is_empty() {
+        // Nothing needs a flush, and a row that was inserted for its lock goes.
+        session.roll_back().await;
+        return Ok(merged);
+    }
+    let SettingsColumns { user, numbers: [timeout, tries, heartbeat], words } = &settings;
+    let [unread, retention, search, push, presence] = words;
+    let put =
+        call(PUT_SETTINGS, &[user, timeout, tries, heartbeat, unread, retention, search, push, presence]);
+    session.finish(&[put]).await?;
+    Ok(merged)
+}
+
+/// Merges the settings in `now` over those of a user, and returns the result. If the call is dropped, the change is made
+/// before all changes of calls that begin later, or not at all.
+pub(super) async fn merge_settings(
+    core: &Arc<Core>,
     user: &UserId,
     now: UserSettings,
-) -> Result<UserSettings, PostgresError> {
-    let id = user.as_str();
-    let found = session.begin(BEGIN, &[call(INSERT_SETTINGS, &[&id]), call(LOCK_SETTINGS, &[&id])]).await?;
-    let row = found.last().and_then(|rows| rows.first());
-    let row = row.ok_or_else(|| PostgresError::Retriable("settings were removed concurrently".to_owned()))?;
-    let settings = now.over(Reader::new(row).user_settings()?);
-    let [timeout, tries, heartbeat] =
-        [settings.ack_timeout_ms, settings.ack_tries, settings.heartbeat_ms].map(i64::from);
-    let (unread, retention) = (settings.unread.map(Unread::word), settings.retention.map(Retention::word));
-    let (search, push) = (settings.search.map(Search::word), settings.push.map(Push::word));
-    let presence = settings.presence.map(Visibility::word);
-    let put = call(
-        PUT_SETTINGS,
-        &[&id, &timeout, &tries, &heartbeat, &unread, &retention, &search, &push, &presence],
-    );
-    session.finish(&[put]).await?;
-    Ok(settings)
+) -> Result<UserSettings, StoreError> {
+    // Most logins change nothing, and only read. A read does not see a change that is being committed, which would undo one
+    // that seems to be made already: so what others rely on is compared under the lock.
+    if now.push.is_none() && now.presence.is_none() {
+        let before = send(core, SettingsQuery(user.clone())).await?;
+        if now.over(before) == before {
+            return Ok(before);
+        }
+    }
+    let caller = Arc::new(());
+    send(core, SettingsUpdate { user: user.clone(), now, caller: Arc::downgrade(&caller) }).await
 }
 
 /// Makes changes of marks. If the call is dropped, each is made before all changes of calls that begin later, or not at all.
@@ -214,6 +297,39 @@ impl BatchedQuery for MarksUpdate {
     }
 }
 
+/// Change of a user's settings. Its batch keeps the session until the server has replied: a caller that leaves does not
+/// leave a session behind that waits for a lock, while the pool opens another.
+pub(super) struct SettingsUpdate {
+    user: UserId,
+    now: UserSettings,
+    /// Upgradable while the caller waits.
+    caller: Weak<()>,
+}
+
+impl SettingsUpdate {
+    fn has_caller(&self) -> bool {
+        self.caller.strong_count() > 0
+    }
+}
+
+impl BatchedQuery for SettingsUpdate {
+    type Reply = UserSettings;
+    const TASKS_MAX: usize = 2;
+    const BATCH_SIZE_MAX: usize = 200;
+
+    fn size(&self) -> usize {
+        1
+    }
+
+    fn batcher(core: &Core) -> &Batcher<Self> {
+        &core.settings_updates
+    }
+
+    async fn execute(core: &Core, batch: &[&Self]) -> Result<Vec<UserSettings>, StoreError> {
+        core.run(move || async move { merge_all(&mut core.readers().await?, batch).await }).await
+    }
+}
+
 /// Query of a user's stored settings.
 pub(super) struct SettingsQuery(pub(super) UserId);
 
@@ -249,8 +365,8 @@ async fn forget_marks(
 }
 
 async fn forget_settings(session: &mut Session, user: &UserId) -> Result<(), PostgresError> {
-    let user = user.as_str();
-    session.begin(BEGIN, &[call(LOCK_SETTINGS, &[&user])]).await?;
+    let (user, users) = (user.as_str(), vec![user.as_str()]);
+    session.begin(BEGIN, &[call(LOCK_SETTINGS, &[&users])]).await?;
     session.finish(&[call(DELETE_SETTINGS, &[&user])]).await
 }
 

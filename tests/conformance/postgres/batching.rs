@@ -13,7 +13,7 @@ use tidegate_protocol::{
     id::ConversationId,
     machine::ledger::{Delta, Loaded, Need, message_key},
     record::Body,
-    settings::{Push, UserSettings},
+    settings::{Push, UserSettings, Visibility},
 };
 use tokio::time::timeout;
 
@@ -180,6 +180,89 @@ async fn change_whose_caller_has_left_undoes_no_later_one() {
     store.save_marks(&[(user("bob"), direct(), Personal::Push(None))]).await.unwrap();
     let kept = "SELECT count(*) FROM marks WHERE user_id = 'ann' AND push = 'mentions'";
     assert_eq!(database.number(kept).await, 1);
+}
+
+/// A caller gets an error for a change whose COMMIT hangs, and sends what is to hold instead: a read does not see the change yet.
+#[tokio::test]
+async fn stored_setting_waits_for_a_change_being_committed() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let (ann, unset) = (user("ann"), UserSettings::default());
+    let hidden = UserSettings { presence: Some(Visibility::Off), ..unset };
+    let silent = UserSettings { push: Some(Push::None), ..unset };
+    let both = silent.over(hidden);
+    store.merge_settings(&ann, both).await.unwrap();
+    for (later, in_commit) in [(hidden, "presence = 'on'"), (silent, "push = 'all'")] {
+        let mut client = database.client().await;
+        let other = client.transaction().await.unwrap();
+        other.batch_execute(&format!("UPDATE wishes SET {in_commit} WHERE user_id = 'ann'")).await.unwrap();
+        let mut later = Box::pin(store.merge_settings(&ann, later));
+        assert!(poll_fn(|context| Poll::Ready(later.as_mut().poll(context))).await.is_pending());
+        waiting(&database, 1).await;
+        other.commit().await.unwrap();
+        assert_eq!(later.await, Ok(both), "{in_commit}");
+        assert_eq!(store.settings_of(std::slice::from_ref(&ann)).await, Ok(vec![both]), "{in_commit}");
+    }
+}
+
+/// Callers of changes leave one after the other, while a row is locked that their sessions on the server go on waiting for.
+#[tokio::test]
+async fn settings_of_callers_that_left_keep_few_sessions() {
+    let database = Database::new().await;
+    // No wait for the lock times out before the test has counted the sessions.
+    let config = config::PostgresConfig { statement_ms: 60_000, stalled_ms: 30_000, ..database.config() };
+    let store: Arc<dyn Store> = Arc::new(PostgresStore::open(&config).await.unwrap());
+    let (ann, unset) = (user("ann"), UserSettings::default());
+    let silent = UserSettings { push: Some(Push::None), ..unset };
+    store.merge_settings(&ann, silent).await.unwrap();
+    let mut client = database.client().await;
+    let other = client.transaction().await.unwrap();
+    other.batch_execute("UPDATE wishes SET presence = 'on' WHERE user_id = 'ann'").await.unwrap();
+    let hidden = UserSettings { presence: Some(Visibility::Off), ..unset };
+    for _ in 0..6 {
+        let late = timeout(Duration::from_millis(300), store.merge_settings(&ann, hidden)).await;
+        assert!(late.is_err(), "{late:?}");
+    }
+    waiting(&database, 1).await;
+    let sessions = database.number(WAITS).await;
+    assert!(sessions <= 2, "{sessions} sessions for one caller at a time");
+    other.commit().await.unwrap();
+    let ended = async || (database.number(WAITS).await == 0).then_some(());
+    eventually_async(WAIT_MAX, "no session waits", ended).await;
+    let visible = UserSettings { presence: Some(Visibility::On), ..silent };
+    assert_eq!(store.merge_settings(&ann, silent).await, Ok(visible));
+    assert_eq!(store.settings_of(&[ann]).await, Ok(vec![visible]));
+}
+
+/// Clients name their settings with each login, and return at once.
+#[tokio::test]
+async fn settings_of_many_logins_share_few_transactions() {
+    let database = Database::new().await;
+    let store: Arc<dyn Store> = database.store().await;
+    let of = |n: u32| UserSettings {
+        ack_tries: n % 3,
+        heartbeat_ms: 10_000 + n,
+        presence: Some(if n.is_multiple_of(2) { Visibility::Off } else { Visibility::On }),
+        push: n.is_multiple_of(5).then_some(Push::Mentions),
+        ..UserSettings::default()
+    };
+    let names: Vec<_> = (0..300).map(|n| user(&format!("u{n}"))).collect();
+    store.merge_settings(&user("first"), of(1)).await.unwrap();
+    let mut client = database.client().await;
+    let held = client.transaction().await.unwrap();
+    held.batch_execute("LOCK TABLE wishes IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let log_in = |n: u32| store.merge_settings(&names[n as usize], of(n));
+    let mut all = Box::pin(join_all((0..300).map(log_in)));
+    assert!(poll_fn(|context| Poll::Ready(all.as_mut().poll(context))).await.is_pending());
+    waiting(&database, 1).await;
+    held.commit().await.unwrap();
+    for (n, merged) in (0..300).zip(all.await) {
+        assert_eq!(merged, Ok(of(n)), "{n}");
+    }
+    let transactions = database.number("SELECT count(DISTINCT xmin::text) FROM wishes").await;
+    assert!(transactions <= 6, "{transactions} transactions for 301 logins");
+    let stored: Vec<_> = (0..300).map(of).collect();
+    assert_eq!(store.settings_of(&names).await, Ok(stored));
 }
 
 /// Each message has the key of its id looked up: many partitions share one round trip.
