@@ -10,7 +10,8 @@
 //! the most, on each node. A round has at most [`tidegate_protocol::machine::waiting::ROUND_MAX`] notices. Contents of messages
 //! are held only while they are read, [`crate::webhooks::REQUEST_BYTES_MAX`] or one message at a time: for a page, and for
 //! each request that has a permit. For users whose bound cuts a notice, 256 KiB or one message are read, eight times at once.
-//! What stays of contents is mentions and previews, both of a bounded length.
+//! What stays of contents is mentions and previews, both of a bounded length. A page and a round keep for at most 4,096 senders
+//! whether they may mention all members of a group.
 
 mod cursor;
 mod due;

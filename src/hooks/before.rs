@@ -4,7 +4,10 @@
 //! connection has one question at a time, which keeps its messages in order.
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,13 +25,19 @@ use self::{
     queue::{BatchQueue, BeforeAnswer, Waiting},
 };
 use super::{
-    client::HookClient, failure::HookFailure, reason::AppReason, share::UserQuestions,
+    client::{HookClient, RequestEnd},
+    failure::HookFailure,
+    reason::AppReason,
+    share::UserQuestions,
     started::StartedConversations,
 };
 use crate::{log_limit::log_limited, metrics::Metrics, supervised};
 
 /// Bytes of a list of answers besides the contents.
 const ANSWER_OVERHEAD_BYTES: usize = 64 * 1024;
+
+/// Part of the time of a question, as a divisor, that may be over when its request begins as one with the whole time.
+const FRESH_DIVISOR: u32 = 16;
 
 /// Refusal of a message by the application.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +106,8 @@ struct Shared {
     queue: BatchQueue,
     started: StartedConversations,
     questions: UserQuestions,
+    /// Whether the next request has the whole time of a question, since one with less had no answer.
+    next_is_whole: AtomicBool,
     metrics: Metrics,
 }
 
@@ -104,7 +115,9 @@ impl BeforeHook {
     pub(super) fn new(client: HookClient, settings: BeforeSettings, metrics: Metrics) -> Self {
         let queue = BatchQueue::new(settings.in_flight_max, settings.waiting_max);
         let (started, questions) = (StartedConversations::new(settings.timeout), UserQuestions::default());
-        Self { shared: Arc::new(Shared { client, settings, queue, started, questions, metrics }) }
+        let next_is_whole = AtomicBool::new(false);
+        let shared = Shared { client, settings, queue, started, questions, next_is_whole, metrics };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Returns whether the hook is asked about messages of the conversation: about a room only if the settings name it.
@@ -224,12 +237,28 @@ impl Shared {
     async fn request(&self, batch: &[Waiting]) -> Result<Vec<BeforeAnswer>, HookFailure> {
         let limits = AnswerLimits { content_bytes_max: self.settings.content_bytes_max };
         let ids: Vec<_> = batch.iter().map(|it| it.msg_id.clone()).collect();
-        let (deadline, body) = (self.request_deadline(batch), queue::body(batch));
-        self.client.call_until(deadline, body, |body| answer::parse(body, &ids, limits)).await
+        let (end, body) = (self.request_end(batch), queue::body(batch));
+        let answers = self.client.call_to(end, body, |body| answer::parse(body, &ids, limits)).await;
+        if end.is_cut && matches!(answers, Err(HookFailure::Timeout)) {
+            self.next_is_whole.store(true, Ordering::Relaxed);
+        }
+        answers
     }
 
-    /// Returns the end of a request that begins now: that of the last of its questions. A request has half of the time of a
-    /// question at least, as one has after a slow store, since a shorter time would blame the server for a wait in the queue.
+    /// Returns the end of a request that begins now. Waits in the queue and for the store, which users can cause, cut the time
+    /// of requests; those say nothing about a server that does not answer, so the request after such a one has the whole time.
+    fn request_end(&self, batch: &[Waiting]) -> RequestEnd {
+        let time = self.settings.timeout;
+        let (deadline, whole) = (self.request_deadline(batch), Deadline::now() + time);
+        let is_fresh = deadline + time / FRESH_DIVISOR >= whole;
+        match is_fresh || self.next_is_whole.swap(false, Ordering::Relaxed) {
+            true => RequestEnd { at: whole, is_cut: false },
+            false => RequestEnd { at: deadline, is_cut: true },
+        }
+    }
+
+    /// Returns the end of a request that begins now and may be cut: that of the last of its questions. It has half of the time
+    /// of a question at least, as one has after a slow store, since a server can hardly answer within a shorter one.
     fn request_deadline(&self, batch: &[Waiting]) -> Deadline {
         let earliest = Deadline::now() + self.settings.timeout / 2;
         batch.iter().map(|item| item.deadline).fold(earliest, Deadline::max)

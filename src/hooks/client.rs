@@ -42,6 +42,15 @@ pub(crate) struct ClientSettings {
     pub(crate) answer_bytes_max: usize,
 }
 
+/// End of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RequestEnd {
+    /// Time until which an answer is taken.
+    pub(crate) at: Deadline,
+    /// Whether the server has less time than it may take, so that a missing answer is no failure of it.
+    pub(crate) is_cut: bool,
+}
+
 /// Client of one URL.
 pub(crate) struct HookClient {
     transport: HookTransport,
@@ -117,6 +126,19 @@ impl HookClient {
         body: Vec<u8>,
         parse: impl FnOnce(&[u8]) -> Option<T>,
     ) -> Result<T, HookFailure> {
+        self.call_to(RequestEnd { at: deadline, is_cut: false }, body, parse).await
+    }
+
+    /// Calls as [`Self::call`] does, until the end of the request.
+    ///
+    /// # Errors
+    /// There is no valid answer, for the reason given.
+    pub(crate) async fn call_to<T>(
+        &self,
+        end: RequestEnd,
+        body: Vec<u8>,
+        parse: impl FnOnce(&[u8]) -> Option<T>,
+    ) -> Result<T, HookFailure> {
         let place = Place(&self.taken);
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
         if taken >= self.settings.in_flight_max + self.settings.waiting_max {
@@ -124,11 +146,11 @@ impl HookClient {
         }
         let admitted = self.breaker.acquire().ok_or(HookFailure::Open)?;
         // The wait for others says nothing about the server, whose breaker it must not open. The semaphore is never closed.
-        let permit = timeout_at(deadline, self.permits.acquire()).await;
+        let permit = timeout_at(end.at, self.permits.acquire()).await;
         let Ok(Ok(permit)) = permit else { return Err(HookFailure::Full) };
         let id = format!("hook_{}", uuid::Uuid::new_v4().simple());
         let post = SignedPost { id, content_type: JSON, headers: &HeaderMap::new(), body: body.into() };
-        let answer = timeout_at(deadline, self.transport.post(&post)).await;
+        let answer = timeout_at(end.at, self.transport.post(&post)).await;
         drop(permit);
         let answer = answer.unwrap_or(Err(HookFailure::Timeout));
         let parsed = answer.and_then(|answer| match answer.status {
@@ -139,6 +161,11 @@ impl HookClient {
         let opened = match parsed.as_ref().err().filter(|failure| !failure.is_answered()) {
             None => {
                 admitted.succeeded();
+                None
+            }
+            Some(HookFailure::Timeout) if end.is_cut => {
+                // Dropped, it does not count.
+                drop(admitted);
                 None
             }
             Some(failure @ HookFailure::Timeout) => admitted.late().then_some(failure),

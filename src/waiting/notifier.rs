@@ -177,11 +177,8 @@ impl FeedConsumer for Notifier {
         }) {
             entries.truncate(at);
         }
-        let recipients = Recipients {
-            store: &*self.parts.store,
-            filter: &self.driver.plan.filter,
-            small_group_max: self.parts.small_group_max,
-        };
+        let filter = &self.driver.plan.filter;
+        let recipients = Recipients::new(&*self.parts.store, filter, self.parts.small_group_max);
         let (mut end, mut messages) = (after, Vec::new());
         if let Some(last) = entries.last().map(|entry| entry.number) {
             let lacks = || StoreError::Unavailable("it lacks entries of the feed; it fell back".to_owned());

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use parking_lot::Mutex;
 use prost::Message as _;
 use tidegate_protocol::{
     content::Content,
@@ -32,6 +33,9 @@ const ALL_MAX: u64 = 10_000;
 /// Members that are read at a time.
 const MEMBERS_PER_READ: usize = 1_000;
 
+/// Senders whose right to mention all members is kept.
+const RIGHTS_MAX: usize = 4_096;
+
 /// Mention of all members.
 const ALL: &str = "*";
 
@@ -48,11 +52,20 @@ pub(super) struct Addressed {
     pub(super) end: u64,
 }
 
-/// Finder of recipients.
+/// Finder of recipients, for one page or one round: it keeps what it has read of senders.
 pub(super) struct Recipients<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) filter: &'a WebhookFilter,
-    pub(super) small_group_max: usize,
+    small_group_max: usize,
+    /// Whether senders may mention all members of a group.
+    rights: Mutex<HashMap<(ConversationId, UserId), bool>>,
+}
+
+impl<'a> Recipients<'a> {
+    /// Creates a finder that has read nothing.
+    pub(super) fn new(store: &'a dyn Store, filter: &'a WebhookFilter, small_group_max: usize) -> Self {
+        Self { store, filter, small_group_max, rights: Mutex::default() }
+    }
 }
 
 impl Recipients<'_> {
@@ -181,7 +194,8 @@ impl Recipients<'_> {
         Ok(is_noticed && self.may_mention_all(conversation, message).await?)
     }
 
-    /// Returns whether the sender may mention all members: the operator, admins and owners.
+    /// Returns whether the sender may mention all members: the operator, admins and owners. The store is read once for each
+    /// sender, who may have sent many messages.
     async fn may_mention_all(
         &self,
         conversation: &ConversationId,
@@ -190,9 +204,19 @@ impl Recipients<'_> {
         if message.is_operator {
             return Ok(true);
         }
+        let key = (conversation.clone(), message.sender.clone());
+        let known = self.rights.lock().get(&key).copied();
+        if let Some(may) = known {
+            return Ok(may);
+        }
         let summary = self.store.summary(conversation, Some(&message.sender)).await?;
         let member = summary.and_then(|it| it.member_view).map(|view| view.member);
-        Ok(member.is_some_and(|member| member.is_in() && member.role >= Role::Admin))
+        let may = member.is_some_and(|member| member.is_in() && member.role >= Role::Admin);
+        let mut rights = self.rights.lock();
+        if rights.len() < RIGHTS_MAX {
+            rights.insert(key, may);
+        }
+        Ok(may)
     }
 
     async fn all_members(&self, group: &ConversationId) -> Result<Vec<WaitingRecipient>, StoreError> {

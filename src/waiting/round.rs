@@ -140,10 +140,13 @@ impl RoundTask {
                 return all;
             }
         };
+        let small_group_max = self.parts.small_group_max;
+        let recipients = Recipients::new(&*self.parts.store, &self.plan.filter, small_group_max);
         let mut reads = Vec::with_capacity(users.len());
         for ((user, places), settings) in by_user.into_iter().zip(settings) {
             let reader = Reader::with_settings(user.clone(), &settings, wall_ms());
-            reads.push(self.standings_of(notices, UserNotices { reader, push: settings.push, places }));
+            let of = UserNotices { reader, push: settings.push, places };
+            reads.push(self.standings_of(&recipients, notices, of));
         }
         let mut read = stream::iter(reads).buffer_unordered(USERS_AT_ONCE);
         while let Some(found) = read.next().await {
@@ -153,7 +156,12 @@ impl RoundTask {
     }
 
     /// Returns what one user has of the conversations, as far as they could be read, each with its place in the round.
-    async fn standings_of(&self, notices: &[WaitingNotice], of: UserNotices) -> Vec<(usize, Standing)> {
+    async fn standings_of(
+        &self,
+        recipients: &Recipients<'_>,
+        notices: &[WaitingNotice],
+        of: UserNotices,
+    ) -> Vec<(usize, Standing)> {
         let UserNotices { reader, push, places } = of;
         let keys: Vec<ConversationId> =
             places.iter().map(|place| notices[*place].newest.conversation.clone()).collect();
@@ -164,15 +172,10 @@ impl RoundTask {
                 return Vec::new();
             }
         };
-        let recipients = Recipients {
-            store: &*self.parts.store,
-            filter: &self.plan.filter,
-            small_group_max: self.parts.small_group_max,
-        };
         let mut found = Vec::with_capacity(places.len());
         for (place, summary) in places.into_iter().zip(summaries) {
             let notice = &notices[place];
-            let query = StandingQuery { recipients: &recipients, reader: &reader, push, notice };
+            let query = StandingQuery { recipients, reader: &reader, push, notice };
             match query.run(summary).await {
                 Ok(standing) => found.push((place, standing)),
                 Err(error) => unread(&error),

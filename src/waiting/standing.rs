@@ -186,17 +186,20 @@ impl StandingQuery<'_> {
         let is_wanted =
             |it: &NoticedMessage| it.sender != *user && self.recipients.filter.wants_notice(user, &it.sender);
         let Some(message) = noticed(row).filter(is_wanted) else { return Ok(()) };
+        // The group may have grown since.
+        let reaches_all = self.recipients.reaches_all(conversation, members);
         let is_mention = match self.notice.mentioned {
             Some(MentionSeqs { oldest, newest }) if seq == oldest || seq == newest => true,
+            // One more would change nothing, and may cost a read.
+            _ if found.is_mentioned && reaches_all => false,
             Some(MentionSeqs { oldest, newest }) if (oldest..newest).contains(&seq) => {
                 self.recipients.mentions(conversation, &message, user, members).await?
             }
             _ => false,
         };
         found.is_mentioned |= is_mention;
-        // The group may have grown since.
         let is_known = seq == self.notice.oldest.seq;
-        if is_mention || is_known || self.recipients.reaches_all(conversation, members) {
+        if is_mention || is_known || reaches_all {
             found.count += 1;
             // Rows come with falling seqs. Its number in the feed is not needed any more.
             found.newest.get_or_insert_with(|| WaitingMessage {

@@ -267,3 +267,47 @@ async fn request_of_a_question_that_waited_has_half_of_the_time() {
     let time = |ms| now + Duration::from_millis(ms);
     assert_eq!((end(time(900)), end(time(10))), (time(900), time(500)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn cut_requests_open_no_breaker_and_whole_ones_in_between_find_a_silent_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hook = hook(&format!("http://{}/before", listener.local_addr().unwrap()), true, 1, 1_000);
+    let request = async || {
+        let began = Deadline::now();
+        // It has waited for others, and nearly to its end.
+        let (item, _answer) =
+            Waiting::new(b"{}".to_vec(), MsgId::new("m1").unwrap(), began + Duration::from_millis(100));
+        let failure = hook.shared.request(&[item]).await.err();
+        (failure, began.elapsed() < Duration::from_millis(750))
+    };
+    for _ in 0..5 {
+        assert_eq!(request().await, (Some(HookFailure::Timeout), true), "half of the time");
+        assert_eq!(request().await, (Some(HookFailure::Timeout), false), "the whole time");
+    }
+    assert_eq!(request().await, (Some(HookFailure::Open), true), "five that had the whole time");
+}
+
+#[tokio::test]
+async fn server_that_takes_more_than_half_of_the_time_is_asked_however_long_questions_waited() {
+    let (url, mut requests) = server().await;
+    let hook = hook(&url, true, 1, 300);
+    let server = tokio::spawn(async move {
+        while let Some(asked) = requests.recv().await {
+            let at = Deadline::now() + Duration::from_millis(200);
+            tokio::spawn(async move {
+                timeout_at(at, std::future::pending::<()>()).await.ok();
+                asked.allow().await;
+            });
+        }
+    });
+    for n in 0..12 {
+        let (item, _answer) = Waiting::new(
+            format!(r#"{{"msgId":"m{n}"}}"#).into_bytes(),
+            MsgId::new(&format!("m{n}")).unwrap(),
+            Deadline::now() + Duration::from_millis(10),
+        );
+        let answers = hook.shared.request(&[item]).await;
+        assert_ne!(answers.err(), Some(HookFailure::Open), "{n}");
+    }
+    server.abort();
+}

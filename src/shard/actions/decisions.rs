@@ -23,6 +23,7 @@ use crate::{
         actions::blocks::look_up_block,
         conn::{AskingLogin, AskingRequest, Conn, DecidedRequest, Held, HeldRequest, LoginState},
     },
+    store::Store,
 };
 
 /// Text of a refusal by the hook that gives no reason.
@@ -76,18 +77,13 @@ impl<I: Io> Shard<I> {
                     Err(code) => return Decision::Unavailable(code),
                 }
             }
+            let hook = hook.filter(|_| !is_allowed);
+            let hooks = usize::from(hook.is_some()) + usize::from(ruling.is_some());
             // One read for both hooks. If the store is unavailable, the stricter question is asked.
-            let has_messages = async {
-                store
-                    .summary(&conversation, None)
-                    .await
-                    .ok()
-                    .map(|it| it.is_some())
-                    .filter(|it| *it || !may_lag)
-            };
-            let mut has_messages = StartedRead::new(has_messages);
-            if let Some(hook) = hook.filter(|_| !is_allowed) {
-                match hook.decide_write(&user, &conversation, has_messages.get()).await {
+            let has_messages = StartedRead::new(has_messages(&*store, &conversation, may_lag), hooks);
+            if let Some(hook) = hook {
+                let verdict = hook.decide_write(&user, &conversation, has_messages.get());
+                match has_messages.during(verdict).await {
                     HookVerdict::Allowed => {}
                     refused => return refused.into(),
                 }
@@ -243,6 +239,12 @@ impl<I: Io> Shard<I> {
         }
         self.asking_since = None;
     }
+}
+
+/// Returns whether the conversation has messages; `None` if the store is unavailable, or may lack those that were answered.
+async fn has_messages(store: &dyn Store, conversation: &ConversationId, may_lag: bool) -> Option<bool> {
+    let summary = store.summary(conversation, None).await.ok()?;
+    Some(summary.is_some()).filter(|it| *it || !may_lag)
 }
 
 /// Returns the question about a send.

@@ -1,7 +1,23 @@
 //! Stories of users with a bound of what they can read, and of mentions between other messages.
 
-use super::*;
-use crate::waiting::standing::ENTRIES_MAX;
+use tidegate_protocol::{
+    id::ConversationId,
+    machine::waiting::{MentionSeqs, WaitingMessage, WaitingNotice},
+    settings::UserSettings,
+};
+
+use super::{
+    world::{SMALL_MAX, user},
+    *,
+};
+use crate::{
+    clock::wall_ms,
+    conversation::reader::Reader,
+    waiting::{
+        recipients::Recipients,
+        standing::{ENTRIES_MAX, Standing, StandingQuery},
+    },
+};
 
 fn of_user(world: &Notices, name: &str) -> Vec<String> {
     world.sent().into_iter().filter(|it| it.starts_with(&format!("{name} "))).collect()
@@ -127,4 +143,50 @@ async fn messages_that_are_not_read_below_the_bound_cost_a_notice_too_many() {
     world.text("g:plain").await;
     pass(60).await;
     assert_eq!(world.sent().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn right_to_mention_all_is_read_once_for_each_sender_and_not_after_a_mention() {
+    let mut world = Notices::start(form()).await;
+    world.members("g:tea", &["ann", "bob", "cat", "dan"]);
+    world.say("g:tea", "ann", mention(&["bob"])).await;
+    for _ in 0..9 {
+        for name in ["cat", "dan"] {
+            world.say("g:tea", name, mention(&["*"])).await;
+        }
+    }
+    world.say("g:tea", "ann", mention(&["*"])).await;
+    world.say("g:tea", "ann", mention(&["bob"])).await;
+    world.read("bob", "g:tea", 1).await;
+    let key = ConversationId::parse("g:tea").unwrap();
+    let message = |seq| WaitingMessage {
+        number: seq,
+        conversation: key.clone(),
+        seq,
+        time: wall_ms(),
+        sender: user("ann"),
+    };
+    let notice = WaitingNotice {
+        user: user("bob"),
+        oldest: message(1),
+        newest: message(21),
+        count: 21,
+        mentioned: Some(MentionSeqs { oldest: 1, newest: 21 }),
+        is_alone: false,
+        has_failed: false,
+    };
+    let filter = WebhookFilter::new(&["x".to_owned()], &[], &[]).unwrap();
+    let reader = Reader::with_settings(user("bob"), &UserSettings::default(), wall_ms());
+    let store = world.world.faulty();
+    // Only ann may mention all.
+    for (bound, is_mentioned, reads) in [(19, false, 2), (20, true, 1)] {
+        world.bound("bob", "g:tea", Some(bound)).await;
+        let summary = store.summary(&key, Some(&reader.user)).await.unwrap();
+        let before = world.world.faults.calls("summary");
+        let recipients = Recipients::new(&*store, &filter, SMALL_MAX);
+        let query = StandingQuery { recipients: &recipients, reader: &reader, push: None, notice: &notice };
+        let Standing::Waits(unread) = query.run(summary).await.unwrap() else { panic!("nothing waits") };
+        let read = world.world.faults.calls("summary") - before;
+        assert_eq!((unread.is_mentioned, read), (is_mentioned, reads), "up to {bound}");
+    }
 }
