@@ -209,7 +209,9 @@ fn run(command: Command) -> anyhow::Result<()> {
             compile::programs(&shell)?;
             rehearse::run(&shell, &folder)
         }
-        Command::Services { what: Services::Up } => services::up(shell),
+        Command::Services { what: Services::Up } => {
+            services::up(&Shell { are_synced: true, ..shell.clone() })
+        }
         Command::Services { what: Services::Down } => services::down_everywhere(shell),
         Command::Services { what: Services::Status } => match services::status(shell) {
             true => Ok(()),

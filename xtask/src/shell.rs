@@ -31,6 +31,8 @@ pub(crate) struct Shell {
     pub(crate) wanted: &'static [&'static str],
     /// Whether they are set up as in production, for measurements, and not for a quick start.
     pub(crate) are_measured: bool,
+    /// Whether they keep data through a crash of the machine. A kill of their processes loses nothing in any case.
+    pub(crate) are_synced: bool,
 }
 
 /// The folder of the servers of the tests.
@@ -59,6 +61,7 @@ impl Shell {
             services: SERVICES_OF_TESTS,
             wanted: WANTED,
             are_measured: false,
+            are_synced: false,
         })
     }
 

@@ -148,6 +148,11 @@ fn step(admin: &AdminArgs, method: &str, mut path: String, cursor: Option<&str>)
         match retry_pause(&answer.1) {
             Some(pause) if retries < RETRIES_MAX => {
                 retries += 1;
+                eprintln!(
+                    "{}; trying again in {} s",
+                    answer.1["message"].as_str().unwrap_or("busy"),
+                    pause.as_secs_f64()
+                );
                 thread::sleep(pause);
             }
             _ => break accepted(answer),

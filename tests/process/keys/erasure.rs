@@ -4,16 +4,21 @@ use std::process::Command;
 
 use tidegate::keys::SecretKey;
 
-use super::{Keys, RELOAD_MAX, ask, audit, refusal, text};
-use crate::support::{Process, eventually_within};
+use super::{Keys, ask, audit, refusal, text};
+use crate::support::Process;
 
 /// Checks that an erasure, which recalls messages and changes groups, needs the rights of these.
 #[test]
 fn export_and_erasure_need_the_scopes_of_all_that_they_do() {
     let keys = Keys::new();
-    let [users, more, all, reader] =
-        [("u", "users"), ("m", "users,messages"), ("a", "users,messages,groups"), ("r", "read,users")]
-            .map(|(name, scopes)| keys.add(name, scopes, &[]));
+    let [users, more, all, reader, content] = [
+        ("u", "users"),
+        ("m", "users,messages"),
+        ("a", "users,messages,groups"),
+        ("r", "read,users"),
+        ("c", "content"),
+    ]
+    .map(|(name, scopes)| keys.add(name, scopes, &[]));
     let node = keys.start(&[]);
     let erase = |key: &str| ask(node.admin(), "DELETE", "/v1/users/ann/data", Some(key), "");
     for (key, missing) in [(&users, "`messages`"), (&more, "`groups`")] {
@@ -25,11 +30,7 @@ fn export_and_erasure_need_the_scopes_of_all_that_they_do() {
     assert_eq!(erase(&all).status, 200);
     let export = ask(node.admin(), "GET", "/v1/users/ann/export", Some(&reader), "");
     assert_eq!((export.status, refusal(&export).0.as_str()), (403, "SCOPE_MISSING"));
-    let content = keys.add("c", "content", &[]);
-    eventually_within(RELOAD_MAX, "the key is known", || {
-        let export = ask(node.admin(), "GET", "/v1/users/ann/export", Some(&content), "");
-        (export.status == 200).then_some(())
-    });
+    assert_eq!(ask(node.admin(), "GET", "/v1/users/ann/export", Some(&content), "").status, 200);
     let lines = audit(&keys.data);
     for (route, name) in [("/v1/users/{user}/data", "a"), ("/v1/users/{user}/export", "c")] {
         let line = lines.iter().find(|it| it["route"] == route && it["name"] == name);

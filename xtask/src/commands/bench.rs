@@ -23,7 +23,8 @@ pub(crate) fn run(shell: &Shell, args: &[String]) -> anyhow::Result<()> {
     if !needs_servers(args) {
         return bench(&[]);
     }
-    let apart = Shell { are_measured: true, ..shell.apart(shell::SERVICES_OF_BENCH, WANTED) };
+    let apart =
+        Shell { are_measured: true, are_synced: true, ..shell.apart(shell::SERVICES_OF_BENCH, WANTED) };
     services::with_new(&apart, |list| bench(&["--services", list]))
 }
 

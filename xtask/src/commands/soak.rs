@@ -285,6 +285,7 @@ mod tests {
             services: shell::SERVICES_OF_TESTS,
             wanted: &[],
             are_measured: false,
+            are_synced: false,
         };
         let (commit, date) = ("abc".to_owned(), "2026-11-30".to_owned());
         let book = Book { shell: &shell, commit, date, seed: 7, failed: Mutex::default() };
