@@ -1,6 +1,7 @@
 //! Runner of the steps: parallel lanes, each step a process with a log and a time limit. A failure does not end the run.
 
 mod report;
+mod speed;
 
 use std::{
     collections::BTreeMap,
@@ -49,19 +50,24 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     fs::create_dir_all(logs(shell))?;
     let (commit, is_clean) = shell.commit()?;
     println!("seed {} (of the commit; TIDEGATE_SEED=… sets another)", shell.seed()?);
-    let began = Instant::now();
+    let slowness = speed::slowness();
+    if slowness > 1.0 {
+        println!("this machine is slower than that of the budgets, which are {slowness:.2} times as long");
+    }
+    let clock = RunClock { began: Instant::now(), slowness };
     let outcomes = Mutex::new(Vec::new());
     for lanes in PHASES {
         thread::scope(|scope| {
             for lane in *lanes {
                 let chosen: Vec<&TestStep> =
                     lane.iter().filter(|name| is_chosen(name)).filter_map(|name| steps::find(name)).collect();
-                scope.spawn(|| chosen.into_iter().for_each(|step| one(shell, step, began, &outcomes)));
+                scope.spawn(|| chosen.into_iter().for_each(|step| one(shell, step, clock, &outcomes)));
             }
         });
     }
     let outcomes = outcomes.into_inner();
-    let run = report::Run { commit, is_clean, is_whole: wanted.is_empty(), wall: began.elapsed(), outcomes };
+    let run =
+        report::Run { commit, is_clean, is_whole: wanted.is_empty(), wall: clock.began.elapsed(), outcomes };
     run.print();
     run.save(shell)?;
     // A step that hung, or that a signal ended, stopped none of its servers.
@@ -76,8 +82,28 @@ pub(crate) fn run(shell: &Shell, wanted: &[String]) -> anyhow::Result<()> {
     bail!("{} failed; their logs: {}", failed.join(", "), evidence::home(shell).display())
 }
 
+/// Start of a run, and how long its steps may take.
+#[derive(Clone, Copy)]
+struct RunClock {
+    began: Instant,
+    /// Factor of all budgets.
+    slowness: f64,
+}
+
+impl RunClock {
+    /// Formats the time since the run began as minutes and seconds.
+    fn shown(self) -> String {
+        let seconds = self.began.elapsed().as_secs();
+        format!("[{:>2}:{:02}]", seconds / 60, seconds % 60)
+    }
+
+    fn budget(self, step: &TestStep) -> Duration {
+        step.budget.mul_f64(self.slowness)
+    }
+}
+
 /// Runs a step, unless one that it needs has failed, and records its outcome.
-fn one(shell: &Shell, step: &'static TestStep, began: Instant, outcomes: &Mutex<Vec<StepOutcome>>) {
+fn one(shell: &Shell, step: &'static TestStep, clock: RunClock, outcomes: &Mutex<Vec<StepOutcome>>) {
     let has_failed = |name: &str| {
         let outcomes = outcomes.lock();
         outcomes.iter().any(|it| it.name == name && it.failure.is_some())
@@ -89,23 +115,17 @@ fn one(shell: &Shell, step: &'static TestStep, began: Instant, outcomes: &Mutex<
     } else if step.needs == Needs::Build && has_failed("build") {
         without_run("not run: `build` failed".to_owned())
     } else {
-        println!("{} {:<12} {}", clock(began), step.name, step.what);
-        watched(shell, step).unwrap_or_else(|error| without_run(format!("{error:#}")))
+        println!("{} {:<12} {}", clock.shown(), step.name, step.what);
+        watched(shell, step, clock).unwrap_or_else(|error| without_run(format!("{error:#}")))
     };
     let wall = outcome.wall.unwrap_or_default().as_secs_f64();
     match &outcome.failure {
-        None => println!("{} {:<12} ok after {wall:.1} s", clock(began), step.name),
+        None => println!("{} {:<12} ok after {wall:.1} s", clock.shown(), step.name),
         Some(why) => {
-            println!("{} {:<12} FAILED: {why}\n{}", clock(began), step.name, end_of_log(shell, step))
+            println!("{} {:<12} FAILED: {why}\n{}", clock.shown(), step.name, end_of_log(shell, step))
         }
     }
     outcomes.lock().push(outcome);
-}
-
-/// Formats the time since the run began as minutes and seconds.
-fn clock(began: Instant) -> String {
-    let seconds = began.elapsed().as_secs();
-    format!("[{:>2}:{:02}]", seconds / 60, seconds % 60)
 }
 
 /// Returns the last lines of a failed step's log, and keeps the whole log.
@@ -129,7 +149,8 @@ fn result_file(shell: &Shell, step: &str) -> PathBuf {
 }
 
 /// Starts the process of a step and waits for it; ends it if it hangs.
-fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome> {
+fn watched(shell: &Shell, step: &'static TestStep, clock: RunClock) -> anyhow::Result<StepOutcome> {
+    let budget = clock.budget(step);
     let result = result_file(shell, step.name);
     fs::remove_file(&result).ok();
     let log = File::create(log(shell, step.name))?;
@@ -150,7 +171,7 @@ fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if interrupt::came() || began.elapsed() > step.budget * HANG_BUDGETS {
+        if interrupt::came() || began.elapsed() > budget * HANG_BUDGETS {
             end(&mut child);
             break None;
         }
@@ -161,7 +182,7 @@ fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome
     let cpu = record["cpu"].as_f64().unwrap_or_default();
     // A gentle step gets what the others leave, so its own work counts, not the time that it waited for a core.
     let (spent, of) = if step.gentle { (cpu, " of CPU time") } else { (wall.as_secs_f64(), "") };
-    let limit = step.budget.as_secs_f64() * TOLERANCE;
+    let limit = budget.as_secs_f64() * TOLERANCE;
     let failure = match status {
         None if interrupt::came() => Some("interrupted".to_owned()),
         None => Some(format!("it hung, and was ended after {:.0} s", wall.as_secs_f64())),
@@ -171,7 +192,7 @@ fn watched(shell: &Shell, step: &'static TestStep) -> anyhow::Result<StepOutcome
         }),
         Some(_) if spent > limit => Some(format!(
             "it took {spent:.0} s{of}; its budget is {} s, and {limit:.0} s the limit",
-            step.budget.as_secs()
+            budget.as_secs()
         )),
         Some(_) => None,
     };
