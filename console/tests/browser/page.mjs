@@ -21,7 +21,7 @@ function start() {
   const flags = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"];
   // A page whose files the test supplies counts as one from elsewhere, which may not connect to loopback.
   if (process.env.TIDEGATE_CONSOLE !== "embedded") flags.push("--disable-features=LocalNetworkAccessChecks");
-  return chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: flags });
+  return chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium-headless-shell", args: flags });
 }
 
 /** Empty page that the browser's driver answers. It names an empty icon, because the browser would ask the server for one. */

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Duration of the work on the machine of the budgets: the least of three, with nothing else running.
-const REFERENCE: Duration = Duration::from_millis(150);
+const REFERENCE: Duration = Duration::from_millis(52);
 
 /// A machine that is slower by more than this is no machine for a test run.
 const SLOWNESS_MAX: f64 = 2.0;

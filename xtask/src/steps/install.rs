@@ -19,7 +19,7 @@ pub(crate) fn all(shell: &Shell) -> anyhow::Result<()> {
     tools::buf(shell)?;
     tools::node(shell)?;
     tools::later_node(shell)?;
-    tools::ensure_program(shell, "chromium", "chromium")?;
+    tools::ensure_program(shell, "chromium-headless-shell", "chromium-headless-shell")?;
     tools::ensure_program(shell, "haproxy", "haproxy")?;
     tools::ensure_program(shell, "nginx", "nginx")?;
     tools::ensure_program(shell, "testssl", "testssl.sh")?;

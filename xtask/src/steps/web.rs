@@ -53,7 +53,7 @@ pub(crate) fn build(shell: &Shell) -> anyhow::Result<usize> {
 /// Tests of the client with a real node, and the conformance kit, in the machine's Node, in a later one, whose own WebSocket
 /// it uses, and in Chromium.
 pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
-    tools::ensure_program(shell, "chromium", "chromium")?;
+    tools::ensure_program(shell, "chromium-headless-shell", "chromium-headless-shell")?;
     drop(built_client(shell)?);
     let later = tools::later_node(shell)?;
     let with_node = tests_with_node(shell, &later, CLIENT, CLIENT_WITH_NODE)?;
@@ -74,7 +74,7 @@ pub(crate) fn clients(shell: &Shell) -> anyhow::Result<usize> {
 
 /// Tests of the page that the nodes serve, in Chromium. Those with one node run while the servers of the cluster start.
 pub(crate) fn browser(shell: &Shell) -> anyhow::Result<usize> {
-    tools::ensure_program(shell, "chromium", "chromium")?;
+    tools::ensure_program(shell, "chromium-headless-shell", "chromium-headless-shell")?;
     let page = |files: &[&str]| {
         let mut tests = tests_with_node(shell, Path::new("node"), CONSOLE, files)?;
         tests.env("TIDEGATE_CONSOLE", "embedded");
