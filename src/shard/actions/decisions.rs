@@ -83,7 +83,7 @@ impl<I: Io> Shard<I> {
             let has_messages = StartedRead::new(has_messages(&*store, &conversation, may_lag), hooks);
             if let Some(hook) = hook {
                 let verdict = hook.decide_write(&user, &conversation, has_messages.get());
-                match has_messages.during(verdict).await {
+                match Box::pin(has_messages.during(verdict)).await {
                     HookVerdict::Allowed => {}
                     refused => return refused.into(),
                 }
