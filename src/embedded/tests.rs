@@ -1,6 +1,7 @@
 //! Tests of the engine's threads.
 
 use futures_util::FutureExt as _;
+use parking_lot::Condvar;
 use tidegate_protocol::settings::{Push, UserSettings, Visibility};
 
 use super::*;
@@ -113,8 +114,16 @@ async fn change_whose_caller_has_left_is_not_made() {
 /// Disk on which a commit hangs while `hangs` is set.
 #[derive(Default)]
 struct HangingDisk {
-    hangs: AtomicBool,
+    hangs: Mutex<bool>,
+    goes_on: Condvar,
     has_hung: AtomicBool,
+}
+
+impl HangingDisk {
+    fn set_hangs(&self, hangs: bool) {
+        *self.hangs.lock() = hangs;
+        self.goes_on.notify_all();
+    }
 }
 
 impl Disk for HangingDisk {
@@ -123,10 +132,9 @@ impl Disk for HangingDisk {
     }
 
     fn before_commit(&self) -> io::Result<()> {
-        while self.hangs.load(Ordering::SeqCst) {
-            self.has_hung.store(true, Ordering::SeqCst);
-            std::thread::yield_now();
-        }
+        let mut hangs = self.hangs.lock();
+        self.has_hung.store(*hangs, Ordering::SeqCst);
+        self.goes_on.wait_while(&mut hangs, |hangs| *hangs);
         Ok(())
     }
 }
@@ -150,7 +158,7 @@ async fn stored_setting_waits_for_a_change_being_committed() {
     let [off, on] = [Visibility::Off, Visibility::On]
         .map(|presence| UserSettings { presence: Some(presence), ..UserSettings::default() });
     assert_eq!(store.merge_settings(&ann, off).await, Ok(off));
-    disk.hangs.store(true, Ordering::SeqCst);
+    disk.set_hangs(true);
     let mut late = Box::pin(engine.save_settings(ann.clone(), on));
     let first = late.as_mut().now_or_never();
     while !disk.has_hung.load(Ordering::SeqCst) {
@@ -159,7 +167,7 @@ async fn stored_setting_waits_for_a_change_being_committed() {
     drop(late);
     let mut later = store.merge_settings(&ann, off);
     let early = tokio::time::timeout(Duration::from_millis(300), &mut later).await;
-    disk.hangs.store(false, Ordering::SeqCst);
+    disk.set_hangs(false);
     assert!(first.is_none() && early.is_err(), "{first:?} {early:?}");
     assert_eq!(later.await, Ok(off));
     assert_eq!(store.settings_of(&[ann]).await, Ok(vec![off]));
