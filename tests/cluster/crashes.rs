@@ -51,8 +51,7 @@ fn s10_owner_frozen_during_an_archive_is_cut_off() {
     // a busy machine.
     let mut cluster = Cluster::prepare(2, &["postgres.stalled_ms=2500"]);
     let named = format!("postgres.url={}?application_name=first", cluster.setting("postgres.url="));
-    // One connection for archives. The first messages prepare the statement on it: preparing waits for the lock as
-    // well, and is no transaction.
+    // One connection for archives.
     cluster.set_for(0, &[&named, "postgres.pool_max=2"]);
     cluster.start_nodes(0..2);
     cluster.all_shared();

@@ -141,7 +141,7 @@ impl Talk {
         self.cluster.kill(1);
         // The last request of a killed node must not run when the lock is released.
         let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
-                      AND query NOT LIKE 'BEGIN; LOCK TABLE%'";
+                      AND query NOT LIKE 'BEGIN; SELECT FROM partitions FOR UPDATE%'";
         self.cluster.execute(&format!("SELECT pg_terminate_backend(pid) {others}"));
         eventually("their sessions end", || {
             (self.cluster.number(&format!("SELECT count(*) {others}")) == 0).then_some(())

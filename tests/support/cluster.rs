@@ -198,7 +198,8 @@ impl Cluster {
         nodes.flat_map(|node| node["stands"].as_array().expect("a list").clone()).collect()
     }
 
-    /// Keeps all owners from archiving until the result is dropped; everything else can be read.
+    /// Keeps all owners from archiving until the result is dropped; everything else can be read. Their statements wait for rows,
+    /// inside their transactions: for a locked table they would wait before, while they are prepared.
     pub fn hold_archive(&self) -> Held {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
@@ -206,7 +207,7 @@ impl Cluster {
             let (client, connection) =
                 tokio_postgres::connect(&url(&self.database), NoTls).await.expect("Postgres is up");
             tokio::spawn(connection);
-            let lock = "BEGIN; LOCK TABLE partitions IN EXCLUSIVE MODE";
+            let lock = "BEGIN; SELECT FROM partitions FOR UPDATE";
             client.batch_execute(lock).await.expect("the tables exist");
             client
         });
