@@ -94,8 +94,18 @@ impl<'a> Callers<'a> {
         Ok(Self { server, clients, next: AtomicU64::new(0), run: format!("{:x}", host::now_ns()) })
     }
 
+    /// Opens the first `conns` connections again. The node closes those that send nothing for 5 s, as they do during the rounds
+    /// of others.
+    fn reconnect(&mut self, conns: usize) -> Result<()> {
+        for client in self.clients.iter_mut().take(conns) {
+            *client = AdminClient::connect(&self.server.second)?;
+        }
+        Ok(())
+    }
+
     /// Sends requests for some time, one on each of `conns` connections at a time.
     fn call(&mut self, conns: usize, time: Duration, make: impl Fn(u64) -> ApiCall + Sync) -> Result<Calls> {
+        self.reconnect(conns)?;
         let (began, next, pid) = (Instant::now(), &self.next, self.server.pid());
         let before = host::cpu(pid)?.ran;
         let work = &|client: &mut AdminClient| {

@@ -124,6 +124,7 @@ fn round(
     text: &str,
     done: impl FnOnce(u64) -> Result<()>,
 ) -> Result<Round> {
+    callers.reconnect(SENDERS)?;
     let (pid, run, next) = (callers.server.pid(), callers.run.clone(), &callers.next);
     let before = host::cpu(pid)?.ran;
     let began = Instant::now();
